@@ -11,6 +11,7 @@ import tokenize
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -34,8 +35,12 @@ class DirectoryTree:
     root: Path
 
     def read(self, relative: str) -> str | None:
-        path = self.root / relative
-        return path.read_text(encoding="utf-8") if path.is_file() else None
+        return _text_of(self.root / relative)
+
+
+@lru_cache(maxsize=64)
+def _text_of(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.is_file() else None
 
 
 @dataclass(frozen=True)
@@ -171,7 +176,7 @@ def find(target: str, tree: SourceTree) -> Found | None:
     if located is None:
         return None
     file, text, names = located
-    body: list[ast.stmt] = ast.parse(text).body
+    body = _parsed(text)
     node: ast.stmt | None = None
     for name in names:
         node = _named(name, body)
@@ -198,6 +203,11 @@ def _module_of(target: str, tree: SourceTree) -> str | None:
     located = _locate_module(target, tree)
     # ``sglang/__init__.py`` alone means that the module itself is gone.
     return located[0] if located and located[0] != "sglang/__init__.py" else None
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str) -> list[ast.stmt]:
+    return ast.parse(text).body
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -262,6 +272,17 @@ def normalise(text: str) -> str:
         pass  # an assignment's fragment may not tokenize alone: hash it with its comments
     kept = [line.rstrip() for line in lines if line.strip()]
     return "\n".join(kept)
+
+
+def annotated_names(class_source: str) -> set[str]:
+    """Return the annotated attributes of a class given as source, such as a dataclass's fields."""
+    body = ast.parse(class_source).body[0]
+    assert isinstance(body, ast.ClassDef)
+    return {
+        node.target.id
+        for node in body.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
 
 
 def pin(targets: list[str], tree: SourceTree, version: str) -> str:

@@ -192,16 +192,27 @@ def install(
         fit = judge(seam, tree, pins)
         if not fit.fits:
             if seam.required:
-                raise HookError(
-                    f"hook {seam.name}",
-                    found=f"{seam.target} {fit.status}: {fit.detail}",
-                    allowed=f"{seam.target} as in SGLang {', '.join(pins.versions)}",
-                    do="install a supported SGLang (`sglang-mi300a hooks check` shows each "
-                    f"difference) or serve without this package. Without this hook: {seam.why}",
-                )
+                raise unfit(seam, fit, pins)
             say(f"skipped: hook {seam.name}: {seam.target} {fit.status}: {fit.detail}")
             _installed[seam.name] = Installed(seam, skipped=f"{fit.status}: {fit.detail}")
             continue
+        register([seam], registry, kinds)
+
+
+def unfit(seam: AnySeam, fit: hook_fit.Fit, pins: hook_fit.Pins) -> HookError:
+    """Return the refusal for a required seam that does not fit."""
+    return HookError(
+        f"hook {seam.name}",
+        found=f"{seam.target} {fit.status}: {fit.detail}",
+        allowed=f"{seam.target} as in SGLang {', '.join(pins.versions)}",
+        do="install a supported SGLang (`sglang-mi300a hooks check` shows each difference) or "
+        f"serve without this package (--mi300a off). Without this hook: {seam.why}",
+    )
+
+
+def register(seams: Iterable[AnySeam], registry: Registry, kinds: Any) -> None:
+    """Put seams into SGLang without judging them; see :func:`install`."""
+    for seam in seams:
         entry = Installed(seam)
         _installed[seam.name] = entry
         if isinstance(seam, Hook):

@@ -53,8 +53,8 @@ def dequantise(packed: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArray[
         scales: uint8 ``[..., K // 32]``.
 
     Returns:
-        float32 ``[..., K]``. Every product is exact in float32: an element has two significant
-        bits, and 0.5 * 2**-127 is 2**-128, a float32 subnormal.
+        float32 ``[..., K]``, exact for scale bytes up to 252: an element has two significant bits,
+        and 0.5 * 2**-127 is 2**-128, a float32 subnormal. Above, large elements become infinite.
 
     Raises:
         ValueError: Shapes do not belong together.
@@ -70,7 +70,8 @@ def dequantise(packed: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArray[
     values[..., 0::2] = table[packed & 0xF]
     values[..., 1::2] = table[packed >> 4]
     blocks = values.reshape(*packed.shape[:-1], k // BLOCK, BLOCK)
-    result = blocks * scale_values()[scales][..., None]
+    with np.errstate(over="ignore"):
+        result = blocks * scale_values()[scales][..., None]
     return np.asarray(result.reshape(values.shape), dtype=np.float32)
 
 

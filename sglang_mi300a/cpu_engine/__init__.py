@@ -1,0 +1,1 @@
+"""How to serve with no accelerator: stock SGLang's CPU engine, completed."""

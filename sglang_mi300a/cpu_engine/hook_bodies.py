@@ -1,0 +1,81 @@
+"""Bodies of this room's hooks; imported where they are installed, in ranks on a CPU."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from sglang_mi300a.cpu_engine.device_redirect import CudaMeansCpu, nothing_to_wait_for
+
+
+def gated_norm(self: Any, x: torch.Tensor, z: torch.Tensor | None = None) -> torch.Tensor:
+    """Return ``rmsnorm(x) * weight * silu(z)``."""
+    plain = self.norm_before_gate and self.group_size is None and self.bias is None
+    if z is None or not plain or self.activation not in ("swish", "silu"):
+        raise NotImplementedError(
+            "gated norm on a CPU: covered is one group, no bias, gate after the norm, SiLU"
+        )
+    normed: torch.Tensor = torch.ops.sgl_kernel.fused_rmsnorm_gated_cpu(x, self.weight, z, self.eps)
+    return normed
+
+
+def state_pool_on_cpu(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    """Build the state pool with its verification scratch in host memory."""
+    with CudaMeansCpu():
+        original(self, *args, **kwargs)
+
+
+def extend_with_planned_lengths(
+    original: Callable[..., Any],
+    self: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    layer: Any,
+    forward_batch: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Attend with the lengths that were planned for this pass: drafted tokens included."""
+    planned = with_lengths(forward_batch, self.extend_metadata[0])
+    return original(self, q, k, v, layer, planned, *args, **kwargs)
+
+
+def decode_with_planned_lengths(
+    original: Callable[..., Any],
+    self: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    layer: Any,
+    forward_batch: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Attend with the lengths that were planned for this draft step, one a branch."""
+    if self.draft_decode_metadata is not None:
+        forward_batch = with_lengths(forward_batch, self.draft_decode_metadata[1])
+    return original(self, q, k, v, layer, forward_batch, *args, **kwargs)
+
+
+def with_lengths(forward_batch: Any, seq_lens: torch.Tensor) -> Any:
+    """Return a shallow copy of a batch that says ``seq_lens``; the batch itself is left alone."""
+    changed = copy.copy(forward_batch)
+    changed.seq_lens = seq_lens
+    return changed
+
+
+def share_embedding_and_head(
+    original: Callable[..., None], self: Any, embed: Any, head: Any
+) -> None:
+    """Give the draft the target's embedding and head without waiting for an accelerator."""
+    with nothing_to_wait_for():
+        original(self, embed, head)
+
+
+def allow_float32(result: list[torch.dtype], cls: Any) -> list[torch.dtype]:
+    """Return the activation types of a quantisation, float32 among them."""
+    return [*result, torch.float32]

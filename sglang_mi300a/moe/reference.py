@@ -1,0 +1,92 @@
+"""The expert layer in plain torch: what every kernel is compared with, and the last rung.
+
+    out[m] = sum_j  w[m, j] * W2[e] @ (silu(W1[e] @ x[m]) * (W3[e] @ x[m])),   e = ids[m, j]
+
+in float32 from exactly dequantised MXFP4 weights. The sum over j runs in slot order, so the result
+does not depend on which experts share a batch.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from sglang_mi300a import mxfp4
+
+
+@lru_cache(maxsize=8)
+def _tables(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (byte -> its two element values, scale byte -> value) on ``device``."""
+    elements = torch.from_numpy(mxfp4.element_values())
+    byte = torch.arange(256)
+    pairs = torch.stack([elements[byte & 0xF], elements[byte >> 4]], dim=1)
+    return pairs.to(device), torch.from_numpy(mxfp4.scale_values()).to(device)
+
+
+def dequantise(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Return the exact float32 values of packed MXFP4 weights.
+
+    Args:
+        packed: uint8 ``[..., K // 2]``, low nibble = even K.
+        scales: uint8 ``[..., K // 32]``.
+
+    Returns:
+        float32 ``[..., K]``.
+    """
+    pairs, scale_values = _tables(packed.device)
+    values = pairs[packed.long()].reshape(*scales.shape, mxfp4.BLOCK)
+    scaled = values * scale_values[scales.long()].unsqueeze(-1)
+    return scaled.reshape(*packed.shape[:-1], packed.shape[-1] * 2)
+
+
+def expert_layer(
+    hidden: torch.Tensor,
+    w13: torch.Tensor,
+    w13_scale: torch.Tensor,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    *,
+    intermediate_dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """Return the routed experts' weighted sum for each token.
+
+    Args:
+        hidden: ``[M, H]``, any float dtype.
+        w13: uint8 ``[E, 2 * I, H // 2]``; rows ``0..I-1`` gate, ``I..2I-1`` up.
+        w13_scale: uint8 ``[E, 2 * I, H // 32]``.
+        w2: uint8 ``[E, H, I // 2]``.
+        w2_scale: uint8 ``[E, H, I // 32]``.
+        topk_ids: int ``[M, k]``, local expert ids; negative = no expert here (padding, or an
+            expert of another rank), which contributes zero.
+        topk_weights: float ``[M, k]``.
+        intermediate_dtype: ``bfloat16`` rounds ``silu(gate) * up`` once, as the kernels do.
+
+    Returns:
+        ``[M, H]`` in ``hidden``'s dtype, rounded once from float32.
+
+    Raises:
+        ValueError: An id is not below E.
+    """
+    num_tokens, top_k = topk_ids.shape
+    num_experts, double_inter = w13.shape[:2]
+    ids = topk_ids.long()
+    used = torch.unique(ids)
+    if used.numel() and int(used[-1]) >= num_experts:
+        raise ValueError(f"expert id {int(used[-1])} of {num_experts} local experts")
+    x = hidden.float()
+    weights = topk_weights.float()
+    slots = torch.zeros(num_tokens, top_k, hidden.shape[1], device=hidden.device)
+    for expert in used[used >= 0].tolist():
+        token, slot = (ids == expert).nonzero(as_tuple=True)
+        both = x[token] @ dequantise(w13[expert], w13_scale[expert]).T
+        gate, up = both[:, : double_inter // 2], both[:, double_inter // 2 :]
+        inner = (torch.nn.functional.silu(gate) * up).to(intermediate_dtype).float()
+        result = inner @ dequantise(w2[expert], w2_scale[expert]).T
+        slots[token, slot] = result * weights[token, slot].unsqueeze(1)
+    total = torch.zeros(num_tokens, hidden.shape[1], device=hidden.device)
+    for slot_index in range(top_k):
+        total = total + slots[:, slot_index]
+    return total.to(hidden.dtype)

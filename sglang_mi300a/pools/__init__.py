@@ -1,0 +1,1 @@
+"""What each pool may take of the one shared HBM."""

@@ -1,0 +1,1 @@
+"""Which flags and environment a preset means."""

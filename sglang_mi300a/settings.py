@@ -1,0 +1,180 @@
+"""Every environment variable that the package reads or writes, in one place.
+
+The launcher decides (model, device, preset) and writes the result as JSON into one variable,
+:data:`RESOLVED`; its children inherit it. A rank without that variable registers nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from sglang_mi300a.errors import UserError
+
+SWITCH = "SGLANG_MI300A"
+"""Preset by name where the flag ``--mi300a`` is not given; ``0`` or ``off`` turns all off."""
+RESOLVED = "SGLANG_MI300A_RESOLVED"
+"""JSON of :class:`Resolved`, written by the launcher for its ranks. Not for users."""
+STATE_DIR = "SGLANG_MI300A_STATE_DIR"
+"""Where the package keeps what it makes on this machine; default ``~/.local/state/...``."""
+
+RUN_DIR = "SGLANG_MI300A_RUN_DIR"
+"""Where ranks leave their boot reports; default a temporary directory, removed at the end."""
+
+OFF_VALUES = ("off", "0", "")
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What the launcher decided, as every rank sees it.
+
+    Attributes:
+        preset: Name of the preset.
+        device: ``"cpu"`` (SGLang's CPU engine) or ``"gfx942"``.
+        model_path: Directory being served.
+        tp_size: Tensor-parallel ranks.
+        ep_size: Expert-parallel ranks among them.
+        num_local_ranks: Rank processes this launcher starts.
+        with_draft: Whether MTP drafts with the model's own draft layer.
+        kv_tokens: KV pool size, tokens per rank, exactly.
+        state_slots: Linear-attention state slots per rank, exactly.
+        max_running_requests: Concurrent requests, exactly.
+        load_options: Options of the weight loader (``verify``, ``ring_bytes``, ``threads``).
+        moe_intermediate: ``"float32"``, or ``"bfloat16"`` to round the expert intermediate as the
+            kernels do.
+        run_dir: Directory in which ranks leave their boot reports.
+        schema: Version of this record.
+    """
+
+    preset: str
+    device: str
+    model_path: str
+    tp_size: int
+    ep_size: int
+    num_local_ranks: int
+    with_draft: bool
+    kv_tokens: int
+    state_slots: int
+    max_running_requests: int
+    run_dir: str
+    load_options: dict[str, Any] = field(default_factory=dict)
+    moe_intermediate: str = "float32"
+    schema: int = SCHEMA
+
+    def to_json(self) -> str:
+        """Return the record as one line of JSON."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Resolved:
+        """Read a record.
+
+        Raises:
+            UserError: The text is not such a record, or is of another version.
+        """
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise _bad_record(f"no JSON ({error})") from error
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+            raise _bad_record(f"{text[:60]!r}")
+        known = {f.name for f in fields(cls)}
+        if set(data) - known:
+            raise _bad_record(f"unknown keys {sorted(set(data) - known)}")
+        try:
+            return cls(**data)
+        except TypeError as error:
+            raise _bad_record(str(error)) from error
+
+
+def _bad_record(found: str) -> UserError:
+    return UserError(
+        f"environment variable {RESOLVED}",
+        found=found,
+        allowed=f"a record of schema {SCHEMA} written by this version's launcher",
+        do=f"unset {RESOLVED}; it is set by the launcher and not by hand",
+    )
+
+
+def switch() -> str | None:
+    """Return the preset named by the environment; None if not given, ``"off"`` if turned off."""
+    value = os.environ.get(SWITCH)
+    if value is None:
+        return None
+    return "off" if value.strip().lower() in OFF_VALUES else value.strip()
+
+
+def resolved() -> Resolved | None:
+    """Return the launcher's decision, or None in a process that no launcher of ours started."""
+    text = os.environ.get(RESOLVED)
+    return Resolved.from_json(text) if text else None
+
+
+def publish(record: Resolved) -> None:
+    """Hand the decision to every child process started from now on."""
+    os.environ[RESOLVED] = record.to_json()
+
+
+def withdraw() -> None:
+    """Take a decision back, so that children start without the package."""
+    os.environ.pop(RESOLVED, None)
+
+
+def set_defaults(environment: Mapping[str, str]) -> dict[str, str]:
+    """Set variables that are not set yet; return those that were."""
+    added = {key: value for key, value in environment.items() if key not in os.environ}
+    os.environ.update(added)
+    return added
+
+
+def cpu_engine_asked() -> bool:
+    """Return whether SGLang is told to run on its CPU engine."""
+    return os.environ.get("SGLANG_USE_CPU_ENGINE", "0") == "1"
+
+
+def get(name: str) -> str | None:
+    """Return a variable that stock SGLang or ROCm reads, for reports and judgements."""
+    return os.environ.get(name)
+
+
+def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """Return this process's environment with ``extra`` set, for a program to be started."""
+    return {**os.environ, **extra}
+
+
+def python_path_with(first: Path) -> str:
+    """Return PYTHONPATH with ``first`` in front, once."""
+    rest = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    return os.pathsep.join([str(first), *(part for part in rest if part != str(first))])
+
+
+def state_dir() -> Path:
+    """Return the package's state directory of this user (not created here)."""
+    given = os.environ.get(STATE_DIR)
+    if given:
+        return Path(given)
+    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(base) / "sglang-mi300a"
+
+
+def run_dir_given() -> bool:
+    """Return whether the user named the directory for boot reports."""
+    return RUN_DIR in os.environ
+
+
+def new_run_dir() -> Path:
+    """Return the directory for the boot reports of one launch: the user's, else a fresh one."""
+    given = os.environ.get(RUN_DIR)
+    if given:
+        path = Path(given)
+        path.mkdir(parents=True, exist_ok=True)
+        for old in path.glob("rank-*.json"):
+            old.unlink()
+        return path
+    return Path(tempfile.mkdtemp(prefix="sglang-mi300a-run-"))

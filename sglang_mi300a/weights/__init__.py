@@ -1,0 +1,1 @@
+"""How weights reach a device once: sharded offline, checked, read in bounded pieces."""

@@ -1,0 +1,127 @@
+#!/usr/bin/env bash
+# Make .venv: stock SGLang's CPU engine, the test tools, and this package (editable).
+#
+#   tools/setup.sh            PYTHON=python3.12 picks an interpreter
+#   tools/setup.sh apt-line   print the line that installs what a Debian or Ubuntu must have first
+#
+# Each step leaves a stamp named after the hash of what it read, so a second run does only what
+# changed. Exit 2: something is missing, and the line to type is printed. Never calls apt or sudo.
+set -euo pipefail
+cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
+
+# Measured on 2 cores in make setup of a fresh checkout, Python 3.11.
+readonly needed_mb=2900 minutes=3
+
+apt_line() {
+  local packages
+  packages=$(tr '\n' ' ' <requirements/apt.txt)
+  echo "sudo apt-get update && sudo apt-get install -y --no-install-recommends ${packages% }"
+}
+
+# The first CPython that SGLang 0.5.18 has wheels for and that can make a virtual environment.
+find_python() {
+  local candidate
+  for candidate in ${PYTHON:-python3.11 python3.12 python3.13 python3.10 python3}; do
+    if "$candidate" -c 'import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null; then
+      echo "$candidate"
+      return
+    fi
+  done
+  return 1
+}
+
+# One LLVM, 19 or later, that compiles, links and takes apart gfx942 code.
+find_llvm() {
+  local suffix tool
+  for suffix in -19 -20 -21 -22 ''; do
+    for tool in ld.lld llvm-objdump llvm-readelf llvm-mca; do
+      command -v "$tool$suffix" >/dev/null || continue 2
+    done
+    "clang$suffix" --target=amdgcn-amd-amdhsa -mcpu=gfx942 -nogpulib -x c -c -o /dev/null /dev/null 2>/dev/null && return
+  done
+  return 1
+}
+
+check_prerequisites() {
+  local missing=()
+  if [ "$(uname -sm)" != 'Linux x86_64' ]; then
+    echo "setup: found $(uname -sm); supported: Linux x86_64, for which SGLang has wheels" >&2
+    exit 2
+  fi
+  find_python >/dev/null || missing+=("${PYTHON:-python3}: CPython 3.10 to 3.13 with venv")
+  command -v g++ >/dev/null || missing+=('g++')
+  command -v git >/dev/null || missing+=('git')
+  find_llvm || missing+=('clang, lld and the llvm tools, 19 or later, with the AMDGPU target')
+  [ ${#missing[@]} -eq 0 ] && return
+  printf 'setup: missing: %s\n' "${missing[@]}" >&2
+  printf 'On Debian or Ubuntu, type:\n  %s\n' "$(apt_line)" >&2
+  exit 2
+}
+
+check_same_python() {
+  [ -n "${PYTHON:-}" ] && [ -x .venv/bin/python ] || return 0
+  local ask='import sys; print("%d.%d" % sys.version_info[:2])' there wanted
+  there=$(.venv/bin/python -c "$ask")
+  wanted=$("$PYTHON" -c "$ask")
+  [ "$there" = "$wanted" ] && return
+  echo "setup: found .venv of Python $there; PYTHON=$PYTHON is $wanted; do: make clean, then again" >&2
+  exit 2
+}
+
+say_expectation() {
+  local free_mb
+  free_mb=$(df -Pm . | awk 'NR == 2 {print $4}')
+  echo "setup: making .venv: about $needed_mb MB on disk ($free_mb MB free here) and $minutes minutes."
+  if [ "$free_mb" -lt "$needed_mb" ]; then
+    echo "setup: found $free_mb MB free in $PWD; needed: $needed_mb MB; do: free some, or check out elsewhere" >&2
+    exit 2
+  fi
+}
+
+pip_install() {
+  # Few and short tries: an index that cannot be reached must cost seconds, since the wheel may be
+  # at hand through pip's own configuration.
+  .venv/bin/python -m pip install --disable-pip-version-check --no-input --retries 1 --timeout 15 --no-deps "${quiet[@]}" "$@"
+}
+
+check_no_gpu_torch() {
+  .venv/bin/python - <<'EOF'
+import sys
+import torch
+gpu = torch.version.cuda or torch.version.hip
+sys.exit(f"setup: found torch {torch.__version__}, a GPU build; supported: a +cpu build; do: make clean setup" if gpu else 0)
+EOF
+}
+
+# step NAME WHAT KEY-FILES -- COMMAND...: run COMMAND unless it ran with these very files.
+step() {
+  local name=$1 what=$2 files=() key stamp
+  shift 2
+  while [ "$1" != -- ]; do files+=("$1"); shift; done
+  shift
+  key=$({ echo "$PWD"; cat "${files[@]}"; } | sha256sum | cut -c1-16)
+  stamp=.venv/stamps/$name-$key
+  [ -e "$stamp" ] && return
+  echo "setup: $what"
+  "$@"
+  mkdir -p .venv/stamps
+  rm -f .venv/stamps/"$name"-*
+  touch "$stamp"
+}
+
+if [ "${1:-}" = apt-line ]; then
+  apt_line
+  exit
+fi
+
+quiet=()
+[ -t 1 ] || quiet=(--quiet)
+check_prerequisites
+check_same_python
+[ -e .venv/stamps ] || say_expectation
+step venv 'Python environment' /dev/null -- "$(find_python)" -m venv --clear .venv
+step torch 'PyTorch, CPU build' requirements/torch-cpu.txt -- pip_install -r requirements/torch-cpu.txt
+step engine "SGLang's CPU engine" requirements/cpu-engine.txt -- pip_install -r requirements/cpu-engine.txt
+step tools 'test tools' requirements/dev.txt -- pip_install -r requirements/dev.txt
+step package 'this package, editable' pyproject.toml setup.py -- pip_install --no-build-isolation -e .
+step no-gpu-torch 'check: no GPU build of PyTorch' requirements/*.txt -- check_no_gpu_torch
