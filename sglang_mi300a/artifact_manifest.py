@@ -8,7 +8,7 @@ Keys, version 1::
 
     format, version      "sglang-mi300a weights", 1
     tool_version         version of this package that wrote it
-    sglang               SGLang versions whose parameter names and shapes were followed
+    sglang               specifier of the SGLang versions whose parameters were followed
     model                architecture, and a checksum of the sizes that decide the cut
     source               checkpoint files: name, size, checksum of the header; one checksum of the
                          tensor data that was read, and how many tensors that were
@@ -135,7 +135,7 @@ class Manifest:
     """A whole manifest; see the module's text for the keys."""
 
     tool_version: str
-    sglang: tuple[str, ...]
+    sglang: str
     architecture: str
     sizes_xxh3_128: str
     source_files: tuple[FileFacts, ...]
@@ -167,7 +167,7 @@ class Manifest:
             "format": FORMAT,
             "version": VERSION,
             "tool_version": self.tool_version,
-            "sglang": list(self.sglang),
+            "sglang": self.sglang,
             "model": {"architecture": self.architecture, "sizes_xxh3_128": self.sizes_xxh3_128},
             "source": {
                 "files": [_file_row(file) for file in self.source_files],
@@ -298,13 +298,13 @@ class _Fields:
         tp, ep = self._size("tp"), self._size("ep")
         if tp % ep:
             _refuse(self.path, f"tp {tp}, ep {ep}", "ep a divisor of tp")
-        heads = self._get("heads", str)
+        heads: Heads = self._get("heads", str)
         if heads not in ("replicated", "padded"):
             _refuse(self.path, f"heads {heads!r}", "'replicated' or 'padded'")
         has_draft = self._get("has_draft", bool)
         return Manifest(
             tool_version=self._get("tool_version", str),
-            sglang=tuple(self._strings("sglang")),
+            sglang=self._get("sglang", str),
             architecture=self._text("model.architecture", model.get("architecture")),
             sizes_xxh3_128=self._text("model.sizes_xxh3_128", model.get("sizes_xxh3_128")),
             source_files=self._files("source.files", source.get("files"), with_checksum=True),
@@ -312,7 +312,7 @@ class _Fields:
             source_num_tensors=self._natural("source.num_tensors", source.get("num_tensors")),
             tp=tp,
             ep=ep,
-            heads=heads,  # type: ignore[arg-type]  # narrowed above
+            heads=heads,
             text_only=self._get("text_only", bool),
             has_draft=has_draft,
             layout=self._get("layout", str),
@@ -345,9 +345,6 @@ class _Fields:
         if value < 1:
             _refuse(self.path, f"{key} 0", f"{key} of at least 1")
         return value
-
-    def _strings(self, key: str) -> list[str]:
-        return [self._text(f"{key}[{i}]", v) for i, v in enumerate(self._get(key, list))]
 
     def _files(self, key: str, rows: Any, *, with_checksum: bool) -> tuple[FileFacts, ...]:
         if not isinstance(rows, list):
@@ -422,7 +419,7 @@ class _Fields:
         if tensor.offset + tensor.size > files[file].size:
             _refuse(
                 self.path,
-                f"{key} ({tensor.name}) ends at byte {tensor.offset + tensor.size} of {tensor.file}",
+                f"{tensor.name} up to byte {tensor.offset + tensor.size} of {tensor.file}",
                 f"inside its {files[file].size} bytes",
             )
         return tensor

@@ -131,7 +131,6 @@ def judge(
     pins: Pins,
     *,
     needs: tuple[str, ...] = (),
-    key: str | None = None,
 ) -> Fit:
     """Return whether ``target`` is in ``tree`` as pinned.
 
@@ -140,7 +139,6 @@ def judge(
         tree: Where to look.
         pins: What was recorded.
         needs: Parameter names that must exist.
-        key: For a registry: a string key that must stand in its definition.
     """
     found = find(target, tree)
     if found is None:
@@ -153,8 +151,6 @@ def judge(
     if missing:
         takes = ", ".join(found.parameters)
         return Fit("changed", f"takes ({takes}), not {', '.join(missing)}", found)
-    if key is not None and f'"{key}"' not in found.text and f"'{key}'" not in found.text:
-        return Fit("changed", f"its definition no longer names {key!r}", found)
     pin = pins.targets.get(target)
     if pin is None:
         return Fit("changed", "was never pinned (`sglang-mi300a hooks pin`)", found)
@@ -168,6 +164,16 @@ def judge(
         )
     wanted = " or ".join(pin.fingerprints)
     return Fit("changed", f"source fingerprint {found.fingerprint}, pinned {wanted}", found)
+
+
+def judge_key(registry: str, key: str, tree: SourceTree) -> Fit:
+    """Return whether the definition of ``registry`` (a dotted path) names the string ``key``."""
+    found = find(registry, tree)
+    if found is None:
+        return Fit("moved", f"{registry} is not there")
+    if f'"{key}"' not in found.text and f"'{key}'" not in found.text:
+        return Fit("changed", f"{registry} no longer names {key!r}", found)
+    return Fit("fits", "", found)
 
 
 def find(target: str, tree: SourceTree) -> Found | None:

@@ -89,11 +89,13 @@ class Registration(Seam):
 
     Attributes:
         key: The registry key.
+        declared_in: Dotted path of the literal that names the key, if it is not the target itself.
         value: Dotted path ``module:attribute`` of what is registered, imported when installed.
     """
 
     key: str
     value: str
+    declared_in: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,8 +237,10 @@ def applies(seam: AnySeam, *, role: Role, device: str, with_draft: bool) -> bool
 def judge(seam: AnySeam, tree: hook_fit.SourceTree, pins: hook_fit.Pins) -> hook_fit.Fit:
     """Return whether a seam's target in ``tree`` is the one that was pinned."""
     needs = seam.needs if isinstance(seam, Hook) else ()
-    key = seam.key if isinstance(seam, Registration) else None
-    return hook_fit.judge(seam.target, tree, pins, needs=needs, key=key)
+    fit = hook_fit.judge(seam.target, tree, pins, needs=needs)
+    if fit.fits and isinstance(seam, Registration):
+        return hook_fit.judge_key(seam.declared_in or seam.target, seam.key, tree)
+    return fit
 
 
 def resolve(path: str) -> Any:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sglang_mi300a import artifact_manifest
 from sglang_mi300a.errors import UserError
 
 ARCHITECTURES = ("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM")
 QUANTISATION = "Quark MXFP4 (quant_method quark, fp4 weights, one E8M0 scale per group of 32)"
-MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
@@ -69,16 +69,16 @@ def read(path: Path) -> ServedModel:
             do="take a Quark MXFP4 checkpoint such as amd/Qwen3.5-397B-A17B-MXFP4",
         )
     text = config.get("text_config", config)
-    artifact = _artifact(path)
+    artifact = artifact_manifest.read(path) if artifact_manifest.is_artifact(path) else None
     mtp_layers = text.get("mtp_num_hidden_layers", 0)
     return ServedModel(
         path=path,
         config=config,
         text=text,
         is_artifact=artifact is not None,
-        artifact_tp=artifact["tp"] if artifact else None,
-        artifact_ep=artifact["ep"] if artifact else None,
-        has_draft=bool(artifact["has_draft"] if artifact else mtp_layers),
+        artifact_tp=artifact.tp if artifact else None,
+        artifact_ep=artifact.ep if artifact else None,
+        has_draft=bool(artifact.has_draft if artifact else mtp_layers),
         text_only=bool(config.get("language_model_only", False)),
     )
 
@@ -161,22 +161,6 @@ def check_parallel(model: ServedModel, tp: int, ep: int) -> None:
             allowed=f"TP {', '.join(map(str, fitting))} for this model",
             do=f"pass --tp-size {fitting[-1] if fitting else 1}",
         )
-
-
-def _artifact(path: Path) -> dict[str, Any] | None:
-    file = path / MANIFEST
-    if not file.is_file():
-        return None
-    try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
-        return {name: manifest[name] for name in ("tp", "ep", "has_draft")}
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            str(file),
-            found=f"not a manifest ({error})",
-            allowed="a manifest written by shard-weights",
-            do="run shard-weights again",
-        ) from error
 
 
 def _is_quark_mxfp4(config: dict[str, Any]) -> bool:

@@ -1,27 +1,26 @@
 #!/usr/bin/env bash
 # Make .venv: stock SGLang's CPU engine, the test tools, and this package (editable).
 #
-#   tools/setup.sh            PYTHON=python3.12 picks an interpreter
-#   tools/setup.sh apt-line   print the line that installs what a Debian or Ubuntu must have first
-#
+# PYTHON=python3.12 picks the interpreter.
 # Each step leaves a stamp named after the hash of what it read, so a second run does only what
 # changed. Exit 2: something is missing, and the line to type is printed. Never calls apt or sudo.
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 
-# Measured on 2 cores in make setup of a fresh checkout, Python 3.11.
-readonly needed_mb=2900 minutes=3
+# Measured in a fresh checkout: 2 cores, Python 3.11, nothing in pip's cache.
+readonly download_mb=560 needed_mb=2500 minutes=2
 
 apt_line() {
   local packages
   packages=$(tr '\n' ' ' <requirements/apt.txt)
-  echo "sudo apt-get update && sudo apt-get install -y --no-install-recommends ${packages% }"
+  echo "apt-get update && apt-get install -y --no-install-recommends ${packages% }"
 }
 
 # The first CPython that SGLang 0.5.18 has wheels for and that can make a virtual environment.
 find_python() {
-  local candidate
-  for candidate in ${PYTHON:-python3.11 python3.12 python3.13 python3.10 python3}; do
+  local candidate candidates=(python3.11 python3.12 python3.13 python3.10 python3)
+  [ -z "${PYTHON:-}" ] || candidates=("$PYTHON")
+  for candidate in "${candidates[@]}"; do
     if "$candidate" -c 'import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null; then
       echo "$candidate"
       return
@@ -54,7 +53,7 @@ check_prerequisites() {
   find_llvm || missing+=('clang, lld and the llvm tools, 19 or later, with the AMDGPU target')
   [ ${#missing[@]} -eq 0 ] && return
   printf 'setup: missing: %s\n' "${missing[@]}" >&2
-  printf 'On Debian or Ubuntu, type:\n  %s\n' "$(apt_line)" >&2
+  printf 'On Debian or Ubuntu, as root (else sudo before each apt-get), type:\n  %s\n' "$(apt_line)" >&2
   exit 2
 }
 
@@ -71,7 +70,8 @@ check_same_python() {
 say_expectation() {
   local free_mb
   free_mb=$(df -Pm . | awk 'NR == 2 {print $4}')
-  echo "setup: making .venv: about $needed_mb MB on disk ($free_mb MB free here) and $minutes minutes."
+  echo "setup: making .venv: about $needed_mb MB on disk ($free_mb MB free here)," \
+    "$minutes minutes plus the time to download $download_mb MB."
   if [ "$free_mb" -lt "$needed_mb" ]; then
     echo "setup: found $free_mb MB free in $PWD; needed: $needed_mb MB; do: free some, or check out elsewhere" >&2
     exit 2
@@ -108,11 +108,6 @@ step() {
   rm -f .venv/stamps/"$name"-*
   touch "$stamp"
 }
-
-if [ "${1:-}" = apt-line ]; then
-  apt_line
-  exit
-fi
 
 quiet=()
 [ -t 1 ] || quiet=(--quiet)

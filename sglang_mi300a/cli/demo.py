@@ -114,7 +114,7 @@ def walk(scratch: Path, say: Callable[[str], None]) -> Summary:
     """Do every step below ``scratch`` and return the counts."""
     from sglang_mi300a.cli import server_process
     from sglang_mi300a.tiny_model import make_tiny_model
-    from sglang_mi300a.weights import shard_weights
+    from sglang_mi300a.weights.shard import shard_weights
 
     model = make_tiny_model(scratch / "model", kind="qwen3_5-moe-mxfp4", echo=True)
     say(
@@ -140,9 +140,12 @@ def walk(scratch: Path, say: Callable[[str], None]) -> Summary:
             summary.drafts_accepted += completion.accepted_drafts
             summary.prefix_cached_tokens += completion.cached_tokens
             say(
-                f"turn {number}, streamed: {agreement}; {completion.cached_tokens} prompt tokens "
-                f"from the prefix cache, {completion.accepted_drafts} drafts accepted"
+                f"turn {number}: {agreement}; {completion.cached_tokens} prompt tokens from the "
+                f"prefix cache, {completion.accepted_drafts} drafts accepted"
             )
+        agreement = talk.streamed(server, QUESTIONS)
+        summary.add(agreement)
+        say(f"the same questions as a streamed chat: {agreement}")
         prompts = talk.other_prompts(12)
         answers = server.complete_all(prompts, NUM_TOKENS)
         agreement = compare(
@@ -173,7 +176,7 @@ class Conversation:
 
         self.tokenizer = AutoTokenizer.from_pretrained(str(model_dir))
         self._model = TransformersReference(model_dir)
-        self._messages: list[dict[str, str]] = []
+        self._history: list[int] = []
 
     def reference(self, prompt: Sequence[int]) -> list[int]:
         """Return the greedy tokens that transformers continues a prompt with."""
@@ -187,16 +190,27 @@ class Conversation:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def turn(self, server: Any, question: str) -> tuple[Agreement, Any]:
-        """Ask one question twice, streamed as chat and as tokens; both must be the reference's."""
-        self._messages.append({"role": "user", "content": question})
-        prompt = self.prompt_of(self._messages)
-        expected = self.reference(prompt)
+        """Ask after all tokens so far, so that the server can take them from its prefix cache."""
+        prompt = [*self._history, *self.prompt_of([{"role": "user", "content": question}])]
         completion = server.complete(prompt, NUM_TOKENS)
-        streamed = "".join(server.chat(self._messages, NUM_TOKENS))
-        said = self.tokenizer.decode(expected)
-        found = completion.tokens if streamed == said else self.tokenizer.encode(streamed)
-        self._messages.append({"role": "assistant", "content": said})
-        return compare([expected], [found]), completion
+        self._history = [*prompt, *completion.tokens]
+        return compare([self.reference(prompt)], [completion.tokens]), completion
+
+    def streamed(self, server: Any, questions: Sequence[str]) -> Agreement:
+        """Hold the whole chat over the streaming chat endpoint; compare what it says."""
+        messages: list[dict[str, str]] = []
+        expected, found = [], []
+        for question in questions:
+            messages.append({"role": "user", "content": question})
+            tokens = self.reference(self.prompt_of(messages))
+            said = self.tokenizer.decode(tokens)
+            heard = "".join(server.chat(messages, NUM_TOKENS))
+            expected.append(tokens)
+            # Text can hide a difference in tokens, never make one up: where it is equal, so are
+            # the tokens that make it, as far as anyone who reads it can tell.
+            found.append(tokens if heard == said else self.tokenizer.encode(heard))
+            messages.append({"role": "assistant", "content": said})
+        return compare(expected, found)
 
     def other_prompts(self, count: int) -> list[list[int]]:
         """Return prompts of different lengths, each a chat of its own."""

@@ -26,7 +26,7 @@ from sglang_mi300a.cpu_engine import recipe
 from sglang_mi300a.errors import EXIT_BAD_INPUT, UserError
 from sglang_mi300a.serving import preset as presets
 from sglang_mi300a.supported import check_versions
-from sglang_mi300a.weights.options import LoadOptions
+from sglang_mi300a.weights.loader_options import FLAG, LoaderOptions
 
 _flag: str | None = None
 _applied: settings.Resolved | None = None
@@ -168,7 +168,7 @@ def decide(name: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> 
         environment.update(recipe.environment(tp, cpus, str(merged["dtype"])))
     merged = {**defaults, **fields, **given}
     _check_refused(merged)
-    options = LoadOptions.from_extra_config(merged["model_loader_extra_config"])
+    options = LoaderOptions.from_mapping(_extra_config(merged["model_loader_extra_config"]))
     record = settings.Resolved(
         preset=name,
         device=target,
@@ -184,6 +184,16 @@ def decide(name: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> 
         run_dir="",
     )
     return Decision(record, fields, environment, model)
+
+
+def _extra_config(text: Any) -> dict[str, Any]:
+    try:
+        data = json.loads(text) if isinstance(text, str) else text
+    except json.JSONDecodeError as error:
+        raise UserError(
+            FLAG, found=f"{text!r} ({error})", allowed="a JSON object", do="correct it, or drop it"
+        ) from error
+    return dict(data or {})
 
 
 def _target_device() -> str:

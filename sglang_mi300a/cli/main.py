@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from sglang_mi300a.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, JudgedAgainst, UserError
+from sglang_mi300a.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, JudgedAgainst, UserError
 
 DESCRIPTION = (
     "Serve amd/Qwen3.5-397B-A17B-MXFP4 with stock SGLang on one node of four AMD MI300A. "
@@ -82,13 +83,18 @@ def _run(arguments: list[str], prog: str) -> int:
         parser.error(f"{args.command}: unknown arguments {' '.join(rest)}")
     args.rest = rest
     try:
-        return int(args.run(args))
+        code = int(args.run(args))
+        sys.stdout.flush()  # a closed pipe shows here, not at exit
+        return code
     except UserError as error:
         print(f"sglang-mi300a {args.command}: {error}", file=sys.stderr)
         return error.exit_code
     except JudgedAgainst as verdict:
         print(f"sglang-mi300a {args.command}: {verdict}", file=sys.stderr)
         return verdict.exit_code
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED

@@ -80,7 +80,7 @@ def compose(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     ep = args.ep_size or model.artifact_ep or 1
     served_model.check_parallel(model, tp, ep)
     command = [
-        sys.executable, "-m", "sglang.cli.main", "serve",
+        *sglang_serve(),
         "--model-path", str(args.model),
         "--mi300a", args.preset,
         "--tp-size", str(tp), "--ep-size", str(ep),
@@ -88,3 +88,11 @@ def compose(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
         *args.rest,
     ]  # fmt: skip
     return command, environment
+
+
+def sglang_serve() -> list[str]:
+    """Return how `sglang serve` is started with this interpreter."""
+    program = Path(sys.executable).with_name("sglang")
+    if program.is_file():
+        return [str(program), "serve"]
+    return [sys.executable, "-m", "sglang.launch_server"]  # the same server, an older spelling

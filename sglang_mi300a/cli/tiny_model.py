@@ -38,5 +38,8 @@ def run(args: argparse.Namespace) -> int:
         visual=args.visual,
         mtp=not args.no_mtp,
     )
-    print(made)
+    print(
+        f"{made.path}: {made.kind}, {made.num_tensors} tensors in {made.num_files} files, "
+        f"{made.weight_bytes / 1e6:.1f} MB, {made.num_tokens} tokens"
+    )
     return EXIT_OK

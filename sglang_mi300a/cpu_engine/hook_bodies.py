@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from sglang_mi300a.cpu_engine.device_redirect import CudaMeansCpu, nothing_to_wait_for
+from sglang_mi300a.cpu_engine.operators.experts import local_experts
 
 
 def gated_norm(self: Any, x: torch.Tensor, z: torch.Tensor | None = None) -> torch.Tensor:
@@ -74,6 +75,23 @@ def share_embedding_and_head(
     """Give the draft the target's embedding and head without waiting for an accelerator."""
     with nothing_to_wait_for():
         original(self, embed, head)
+
+
+def experts_of_this_rank(
+    original: Callable[..., Any],
+    layer: Any,
+    x: torch.Tensor,
+    topk_output: Any,
+    moe_runner_config: Any,
+) -> Any:
+    """Run unquantised experts, leaving out those of other ranks (id -1)."""
+    if not bool((topk_output.topk_ids < 0).any()):
+        return original(layer, x, topk_output, moe_runner_config)
+    has_bias = getattr(layer, "w13_weight_bias", None) is not None
+    if moe_runner_config.activation != "silu" or has_bias:
+        raise NotImplementedError("expert parallelism on a CPU: covered is SiLU without bias")
+    weights, ids = topk_output.topk_weights, topk_output.topk_ids
+    return local_experts(x, layer.w13_weight, layer.w2_weight, weights, ids)
 
 
 def allow_float32(result: list[torch.dtype], cls: Any) -> list[torch.dtype]:

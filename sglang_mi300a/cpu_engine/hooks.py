@@ -52,6 +52,21 @@ HOOKS: tuple[AnySeam, ...] = (
         remove_when="SGLang allows float32 for Quark models on a CPU",
     ),
     Hook(
+        name="cpu_engine.foreign_experts",
+        target="sglang.srt.layers.moe.fused_moe_native.moe_forward_native",
+        kind="around",
+        call=f"{_BODIES}:experts_of_this_rank",
+        needs=("layer", "x", "topk_output", "moe_runner_config"),
+        device="cpu",
+        # Called for unquantised experts only (those of the draft layer), and needed only where
+        # expert parallelism gives a rank less than all of them; stock then stops by itself.
+        required=False,
+        reached_by="prefill",
+        why="with expert parallelism the dispatcher marks the experts of other ranks with -1, and "
+        "stock's torch experts index with it and fail; no option keeps global ids on a CPU",
+        remove_when="moe_forward_native leaves ids below 0 out",
+    ),
+    Hook(
         name="cpu_engine.state_pool",
         target="sglang.srt.mem_cache.memory_pool.MambaPool.__init__",
         kind="around",

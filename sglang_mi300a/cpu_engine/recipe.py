@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Union
 
 from sglang_mi300a.errors import UserError
 
-Value = Union[str, bool]
+Value = str | bool
 
 
 def standins_path() -> Path:
@@ -94,6 +93,12 @@ VARIABLES: tuple[Variable, ...] = (
         "while torch is imported; the stand-ins' sitecustomize sets it",
     ),
     Variable(
+        "TORCH_COMPILE_DISABLE",
+        "SGLang compiles some small functions at their first call, which needs a C++ compiler and "
+        "holds up the first requests for seconds; on tiny models nothing is gained",
+        "while torch is imported; the stand-ins' sitecustomize sets it",
+    ),
+    Variable(
         "SGLANG_CPU_OMP_THREADS_BIND",
         "with more ranks than NUMA nodes SGLang refuses to start unless each rank is given its "
         "cores",
@@ -145,6 +150,7 @@ def environment(tp_size: int, cpus: Sequence[int], dtype: str) -> dict[str, str]
     values = {
         "SGLANG_USE_CPU_ENGINE": "1",
         "OMP_NUM_THREADS": "1",
+        "TORCH_COMPILE_DISABLE": "1",
         "SGLANG_CPU_OMP_THREADS_BIND": threads_bind(tp_size, cpus),
         "SGLANG_MAMBA_CONV_DTYPE": dtype,
     }

@@ -69,6 +69,9 @@ def make_tiny_model(
     The same arguments give the same bytes. The two MoE kinds of one seed hold the same values, the
     MXFP4 one with its routed experts quantised. The folder appears whole or not at all.
 
+    The model says whole words only, which tokenised again give the same ids, and never an end of
+    text: a reply ends at the asked number of tokens.
+
     Args:
         out: Folder to make; may exist if empty, or if it holds exactly this model.
         kind: ``dense`` (Qwen3), ``qwen3_5-moe-bf16``, or ``qwen3_5-moe-mxfp4`` (stored as

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -19,9 +20,6 @@ from sglang_mi300a.weights.reading import BLOCK_BYTES, Files
 from sglang_mi300a.weights.steps import Chunk, ExpertStep, Group, Rows, chunks, expert_steps
 
 Bytes = NDArray[np.uint8]
-
-COALESCED_GAP_BYTES = 64 << 10
-"""Ranges of one file that lie closer than this are read in one go."""
 
 Seen = Callable[[Rows, Bytes], None]
 """Told of every read: the rows and their bytes, uint8 ``[rows, row bytes]``."""
@@ -90,12 +88,13 @@ class Executor:
     def _expert(self, group: Group, step: ExpertStep, sinks: Sequence[Sink]) -> None:
         reads = self._load([chunk.rows for chunk in step.reads])
         for weight, scale in step.scaled:
-            reads[scale] = self._checked_scales(step.reads[weight].rows, reads[weight], reads[scale])
+            at = step.reads[weight].rows
+            reads[scale] = self._checked_scales(at, reads[weight], reads[scale])
         plain = [
             [np.empty((p.shape[1], p.row_bytes), dtype=np.uint8) for p in parameters]
             for parameters in group.by_rank
         ]
-        for chunk, rows in zip(step.reads, reads):
+        for chunk, rows in zip(step.reads, reads, strict=True):
             item = DTYPE_BYTES[self.sources[chunk.rows.source].dtype]
             for copy in chunk.copies:
                 target = plain[copy.rank_index][copy.parameter]
@@ -104,9 +103,10 @@ class Executor:
                     copy.row_start : copy.row_stop,
                     copy.column_start * item : copy.column_stop * item,
                 ]
-        for parameters, arrays, sink in zip(group.by_rank, plain, sinks):
+        for parameters, arrays, sink in zip(group.by_rank, plain, sinks, strict=True):
             prefix = parameters[0].name.rpartition(".")[0]
-            named = {p.expert_tensor.name: array for p, array in zip(parameters, arrays)}
+            names = [parameter.expert_tensor.name for parameter in parameters]
+            named = dict(zip(names, arrays, strict=True))
             for name, stored in self.layout.apply(named).items():
                 sink.write(f"{prefix}.{name}", step.slot * stored.nbytes, stored.reshape(-1))
 
@@ -128,7 +128,7 @@ class Executor:
     def _load(self, wanted: Sequence[Rows]) -> list[Bytes]:
         """Return the rows, uint8 ``[rows, row bytes]`` each; valid until the next call."""
         ranges = [self._range(rows) for rows in wanted]
-        order = sorted(range(len(ranges)), key=lambda i: ranges[i][:2])
+        order = sorted(range(len(ranges)), key=lambda i: (str(ranges[i][0]), ranges[i][1]))
         result: list[Bytes] = [self.buffer[:0]] * len(ranges)
         used = 0
         while order:
@@ -136,7 +136,7 @@ class Executor:
             members, end = [], begin + size
             while order:
                 next_path, offset, length = ranges[order[0]]
-                if next_path != path or offset > end + COALESCED_GAP_BYTES:
+                if next_path != path or offset > end:  # ranges that touch are one read
                     break
                 end = max(end, offset + length)
                 members.append(order.pop(0))
@@ -153,11 +153,11 @@ class Executor:
                     self.seen(rows, result[i])
         return result
 
-    def _range(self, rows: Rows) -> tuple[str, int, int]:
+    def _range(self, rows: Rows) -> tuple[Path, int, int]:
         tensor = self.checkpoint.tensors[rows.source]
         width = num_columns(tensor.shape) * DTYPE_BYTES[tensor.dtype]
         return (
-            str(tensor.file),
+            tensor.file,
             tensor.offset + rows.start * width,
             (rows.stop - rows.start) * width,
         )

@@ -30,8 +30,9 @@ shared_expert_gate, fc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from math import prod
 from typing import NamedTuple, NoReturn
 
@@ -110,6 +111,12 @@ class Parameter:
         return size_bytes(self.dtype, self.shape)
 
     @property
+    def is_filled(self) -> bool:
+        """Whether the pieces leave no row out."""
+        filled = sum(piece.row_stop - piece.row_start for piece in self.pieces)
+        return filled == num_rows(self.shape)
+
+    @property
     def expert_tensor(self) -> ExpertTensor:
         """One expert's share, for a stack of experts."""
         return ExpertTensor(self.name.rpartition(".")[2], self.dtype, self.shape[1:])
@@ -156,14 +163,13 @@ class RankPlan:
         part: ``"target"`` or ``"draft"``.
         placement: The rank.
         parameters: In the order of files.
-        lent: Name and shape of parameters that no checkpoint holds: the draft's embedding and
-            head, in whose place SGLang puts the target's once both are loaded.
+        known: Checkpoint tensors that belong to this model, on whichever rank.
     """
 
     part: Part
     placement: Placement
     parameters: tuple[Parameter, ...]
-    lent: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    known: frozenset[str] = field(repr=False)
 
 
 def num_columns(shape: tuple[int, ...]) -> int:
@@ -252,29 +258,53 @@ def make(
     return builder.target(text_only=text_only)
 
 
+def lent(sizes: ModelSizes, placement: Placement, part: Part) -> dict[str, tuple[int, ...]]:
+    """Return name and shape of parameters that no checkpoint holds.
+
+    They are the draft's embedding and head, in whose place SGLang puts the target's once both
+    models are loaded.
+    """
+    if part == "target":
+        return {}
+    shape = (padded_vocabulary(sizes.vocab_size) // placement.tp, sizes.hidden_size)
+    names = ["model.embed_tokens.weight", *(() if sizes.tied_draft else ("lm_head.weight",))]
+    return dict.fromkeys(names, shape)
+
+
 def has_draft(sources: Mapping[str, Source]) -> bool:
     """Return whether a checkpoint holds an MTP layer."""
     return any(name.startswith("mtp.") for name in sources)
 
 
 def unused(
-    sources: Mapping[str, Source], plans: Iterable[RankPlan], *, text_only: bool, draft: bool
+    sources: Mapping[str, Source],
+    plans: Iterable[RankPlan],
+    *,
+    text_only: bool,
+    ignore: Iterable[str] = (),
 ) -> list[str]:
-    """Return tensors that no parameter takes and that were not left out on purpose.
+    """Return tensors of the planned models that nothing uses and that were not left out on purpose.
+
+    Tensors without elements are not counted: there is nothing in them to lose.
 
     Args:
         sources: Every tensor of the checkpoint.
-        plans: Plans that together cover every expert.
+        plans: A plan of each model that was planned; any rank's.
         text_only: The visual tower was left out.
-        draft: The MTP layer was planned.
+        ignore: Patterns of names that may stay unused.
     """
-    used = {piece.source for plan in plans for p in plan.parameters for piece in p.pieces}
+    plans = list(plans)
+    known = frozenset[str]().union(*(plan.known for plan in plans))
+    parts = {plan.part for plan in plans}
+    patterns = (*ALWAYS_IGNORED, *ignore)
     return sorted(
         name
-        for name in sources
-        if name not in used
+        for name, source in sources.items()
+        if name not in known
+        and ("draft" if name.startswith("mtp.") else "target") in parts
+        and prod(source.shape) > 0
         and not (text_only and name.startswith(("model.visual.", "visual.")))
-        and (draft or not name.startswith("mtp."))
+        and not any(fnmatchcase(name, pattern) for pattern in patterns)
     )
 
 
@@ -291,6 +321,7 @@ class _Builder:
         self.at = placement
         self.where = where
         self.parameters: list[Parameter] = []
+        self.known: set[str] = set()
 
     # -- the two models ------------------------------------------------------------------------
 
@@ -310,7 +341,7 @@ class _Builder:
             self._vocabulary("lm_head.weight", "lm_head.weight")
         if not text_only and sizes.vision is not None:
             self._visual(sizes.vision)
-        return RankPlan("target", self.at, tuple(self.parameters))
+        return RankPlan("target", self.at, tuple(self.parameters), frozenset(self.known))
 
     def draft(self) -> RankPlan:
         hidden = self.sizes.hidden_size
@@ -320,12 +351,7 @@ class _Builder:
         self._attention("model.layers.0.", "mtp.layers.0.self_attn.")
         self._rest_of_layer("model.layers.0.", "mtp.layers.0.")
         self._whole("model.norm.weight", "mtp.norm.weight", (hidden,))
-        names = ["model.embed_tokens.weight"]
-        if not self.sizes.tied_draft:
-            names.append("lm_head.weight")
-        shape = (padded_vocabulary(self.sizes.vocab_size) // self.at.tp, hidden)
-        lent = tuple((name, shape) for name in names)
-        return RankPlan("draft", self.at, tuple(self.parameters), lent)
+        return RankPlan("draft", self.at, tuple(self.parameters), frozenset(self.known))
 
     def _language_prefix(self) -> str:
         probe = "layers.0.input_layernorm.weight"
@@ -374,7 +400,8 @@ class _Builder:
         heads, taps = sizes.linear_num_value_heads, sizes.linear_conv_kernel_dim
         self._split(f"{ours}A_log", f"{theirs}A_log", heads, ())
         self._split(f"{ours}dt_bias", f"{theirs}dt_bias", heads, ())
-        self._fused(f"{ours}conv1d.weight", [(f"{theirs}conv1d.weight", (keys, keys, values))], (1, taps))
+        conv = [(f"{theirs}conv1d.weight", (keys, keys, values))]
+        self._fused(f"{ours}conv1d.weight", conv, (1, taps))
         self._fused(
             f"{ours}in_proj_qkvz.weight",
             [
@@ -405,8 +432,8 @@ class _Builder:
         shared = sizes.shared_expert_intermediate_size
         for name in ("input_layernorm.weight", "post_attention_layernorm.weight"):
             self._whole(f"{ours}{name}", f"{theirs}{name}", (hidden,))
-        self._whole(f"{ours}mlp.gate.weight", f"{theirs}mlp.gate.weight", (sizes.num_experts, hidden))
-        expert = "mlp.shared_expert."
+        router, expert = "mlp.gate.weight", "mlp.shared_expert."
+        self._whole(f"{ours}{router}", f"{theirs}{router}", (sizes.num_experts, hidden))
         self._fused(
             f"{ours}{expert}gate_up_proj.weight",
             [
@@ -463,20 +490,24 @@ class _Builder:
         for kind, packed, allowed in kinds:
             pieces: list[Piece] = []
             columns = hidden // packed
-            for local, e in self._local_experts():
+            for e in range(self.sizes.num_experts):
+                slot = self._slot(e)
                 for half, projection in enumerate(("gate_proj", "up_proj")):
                     name = f"{theirs}{e}.{projection}.{kind}"
                     self._need(name, (inter, columns), allowed)
-                    row = (2 * local + half) * share
-                    pieces.append(Piece(name, start, start + share, 0, columns, row))
+                    if slot is not None:
+                        row = (2 * slot + half) * share
+                        pieces.append(Piece(name, start, start + share, 0, columns, row))
             self._add_stack(f"{ours}w13_{kind}", (2 * share, columns), pieces, f"{ours}w13")
         for kind, packed, allowed in kinds:
             pieces = []
             first, last = start // packed, (start + share) // packed
-            for local, e in self._local_experts():
+            for e in range(self.sizes.num_experts):
+                slot = self._slot(e)
                 name = f"{theirs}{e}.down_proj.{kind}"
                 self._need(name, (hidden, inter // packed), allowed)
-                pieces.append(Piece(name, 0, hidden, first, last, local * hidden))
+                if slot is not None:
+                    pieces.append(Piece(name, 0, hidden, first, last, slot * hidden))
             self._add_stack(f"{ours}w2_{kind}", (hidden, last - first), pieces, f"{ours}w2")
 
     def _stacked_experts(self, ours: str, theirs: str) -> None:
@@ -491,22 +522,24 @@ class _Builder:
         gate_up, down = f"{theirs}gate_up_proj", f"{theirs}down_proj"
         self._need(gate_up, (num, 2 * inter, hidden), FLOATS)
         self._need(down, (num, hidden, inter), FLOATS)
+        local = [(e, slot) for e in range(num) if (slot := self._slot(e)) is not None]
         pieces = []
-        for local, e in self._local_experts():
+        for e, slot in local:
             for half in range(2):
                 row = (2 * e + half) * inter + start
-                at = (2 * local + half) * share
+                at = (2 * slot + half) * share
                 pieces.append(Piece(gate_up, row, row + share, 0, hidden, at))
         self._add_stack(f"{ours}w13_weight", (2 * share, hidden), pieces, f"{ours}w13")
         pieces = [
-            Piece(down, e * hidden, (e + 1) * hidden, start, start + share, local * hidden)
-            for local, e in self._local_experts()
+            Piece(down, e * hidden, (e + 1) * hidden, start, start + share, slot * hidden)
+            for e, slot in local
         ]
         self._add_stack(f"{ours}w2_weight", (hidden, share), pieces, f"{ours}w2")
 
-    def _local_experts(self) -> Iterable[tuple[int, int]]:
+    def _slot(self, expert: int) -> int | None:
+        """Return an expert's place on this rank, or None if another rank holds it."""
         num = self.sizes.num_experts // self.at.ep
-        return enumerate(range(self.at.ep_rank * num, (self.at.ep_rank + 1) * num))
+        return expert % num if expert // num == self.at.ep_rank else None
 
     def _add_stack(
         self, name: str, shape: tuple[int, int], pieces: list[Piece], group: str
@@ -523,9 +556,10 @@ class _Builder:
         if not any(name.startswith(theirs) for name in self.sources):
             theirs = "visual."
         ours, width = "visual.", vision.hidden_size
-        patch = (vision.in_channels, vision.temporal_patch_size, vision.patch_size, vision.patch_size)
-        self._whole(f"{ours}patch_embed.proj.weight", f"{theirs}patch_embed.proj.weight", (width, *patch))
-        self._whole(f"{ours}patch_embed.proj.bias", f"{theirs}patch_embed.proj.bias", (width,))
+        side = vision.patch_size
+        patch = (width, vision.in_channels, vision.temporal_patch_size, side, side)
+        for name, shape in (("weight", patch), ("bias", (width,))):
+            self._whole(f"{ours}patch_embed.proj.{name}", f"{theirs}patch_embed.proj.{name}", shape)
         self._vocabulary(
             f"{ours}pos_embed.weight",
             f"{theirs}pos_embed.weight",
@@ -576,9 +610,9 @@ class _Builder:
         self._fused(name, [(source, (rows,))], rest)
 
     def _fused(
-        self, name: str, parts: list[tuple[str, tuple[int, ...]]], rest: tuple[int, ...]
+        self, name: str, parts: Sequence[tuple[str, tuple[int, ...]]], rest: tuple[int, ...]
     ) -> None:
-        """Add a parameter that takes an equal share of each part of each source, one after another."""
+        """Add a parameter that takes its share of each part of each source, one after another."""
         tp, rank = self.at.tp, self.at.rank
         pieces: list[Piece] = []
         columns = rest[-1] if rest else 1
@@ -627,9 +661,7 @@ class _Builder:
 
     # -- bookkeeping ---------------------------------------------------------------------------
 
-    def _add(
-        self, name: str, shape: tuple[int, ...], pieces: list[Piece], dtype: str = ""
-    ) -> None:
+    def _add(self, name: str, shape: tuple[int, ...], pieces: list[Piece], dtype: str = "") -> None:
         dtype = dtype or self._common_dtype(name, pieces)
         self.parameters.append(Parameter(name, shape, dtype, tuple(pieces), name))
 
@@ -641,6 +673,7 @@ class _Builder:
         return next(iter(dtypes))
 
     def _need(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> None:
+        self.known.add(name)
         source = self.sources.get(name)
         if source is None:
             raise UserError(
@@ -669,7 +702,8 @@ def built_heads(sizes: ModelSizes, placement: Placement) -> tuple[int, int]:
     They are the model's own, except where the CPU engine adds zero heads until they divide.
     """
     queries, keys = sizes.num_attention_heads, sizes.num_key_value_heads
-    if placement.heads == "replicated" or (queries % placement.tp == 0 and keys % placement.tp == 0):
+    divide = queries % placement.tp == 0 and keys % placement.tp == 0
+    if placement.heads == "replicated" or divide:
         return queries, keys
     padded = -(-keys // placement.tp) * placement.tp
     return padded * (queries // keys), padded

@@ -1,9 +1,9 @@
-"""Bounded reads of weight files: a few page-aligned buffers, no mapping of files, little page cache.
+"""Bounded reads of weight files: a few page-aligned buffers, no mapped files, little page cache.
 
 On an APU the page cache and the weights are the same memory, so what is read must not stay behind:
 files are opened for direct I/O where the file system takes it; elsewhere what was read is dropped
-from the cache at once. Mapping a file reads it by page faults, one small piece at a time, which on a
-network file system is the slowest way of all.
+from the cache at once. Mapping a file reads it by page faults, one small piece at a time, which on
+a network file system is the slowest way of all.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Files:
         return buffer[skip : skip + size]
 
     def _fill(self, path: Path, descriptor: int, start: int, needed: int, target: Bytes) -> None:
-        view = memoryview(target)
+        view = target.data
         at = reached = 0
         while reached < needed:
             end = at + os.preadv(descriptor, [view[at:]], start + at)

@@ -138,9 +138,7 @@ def _stored(parameters: tuple[Parameter, ...], layout: Layout) -> tuple[Stored, 
     )
 
 
-def chunks(
-    group: Group, sources: Mapping[str, Source], max_chunk_bytes: int
-) -> Iterator[Chunk]:
+def chunks(group: Group, sources: Mapping[str, Source], max_chunk_bytes: int) -> Iterator[Chunk]:
     """Yield the reads of a dense group; no source row is in two of them.
 
     Args:
@@ -168,13 +166,13 @@ def expert_steps(group: Group) -> Iterator[ExpertStep]:
         scales_of: dict[str, str] = {}
         for rank_index, parameters in enumerate(group.by_rank):
             of_slot = [_pieces_of_slot(parameter, slot) for parameter in parameters]
-            for index, (parameter, pieces) in enumerate(zip(parameters, of_slot)):
+            for index, (parameter, pieces) in enumerate(zip(parameters, of_slot, strict=True)):
                 first_row = slot * _rows_per_expert(parameter)
                 for piece in pieces:
                     row = (index, rank_index, first_row, piece)
                     wanted.setdefault(piece.source, []).append(row)
             if len(of_slot) == 2:
-                scales_of.update((w.source, s.source) for w, s in zip(*of_slot))
+                scales_of.update((w.source, s.source) for w, s in zip(*of_slot, strict=True))
         reads: list[Chunk] = []
         places: dict[str, range] = {}
         for name, rows_wanted in wanted.items():
@@ -189,7 +187,9 @@ def expert_steps(group: Group) -> Iterator[ExpertStep]:
                 reads.append(Chunk(rows, tuple(copy for copy in copies if copy is not None)))
             places[name] = range(before, len(reads))
         scaled = tuple(
-            pair for w, s in scales_of.items() for pair in zip(places[w], places[s])
+            pair
+            for weight, scale in scales_of.items()
+            for pair in zip(places[weight], places[scale], strict=True)
         )
         yield ExpertStep(slot, tuple(reads), scaled)
 

@@ -83,7 +83,7 @@ ALLOWED = [
         ("moe/work.py", "from sglang_mi300a import errors, mxfp4\nfrom sglang_mi300a.moe import a"),
         ("moe/work.py", "from . import reference\nSEE = 'sglang_mi300a.moe.stock:Scheme'"),
         ("moe/work.py", "NOTE = 'the pools are sized by sglang_mi300a.pools'"),
-        ("cli/serve.py", "from sglang_mi300a.moe import hooks\nfrom sglang_mi300a.pools import plan"),
+        ("cli/serve.py", "from sglang_mi300a import moe\nfrom sglang_mi300a.pools import plan"),
         ("plugin.py", "def f():\n    from sglang_mi300a.moe.hooks import HOOKS"),
         ("moe/hooks.py", "def f():\n    from sglang_mi300a.cli import serve"),
     ]),

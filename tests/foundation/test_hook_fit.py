@@ -71,11 +71,11 @@ def test_a_target_never_pinned_does_not_fit(tree, pins_of):
     assert (fit.status, "never pinned" in fit.detail) == ("changed", True)
 
 
-def test_a_registry_must_still_name_the_key(fake_root, tree, pins_of):
+def test_a_registry_must_still_name_the_key(tree):
     target = "fake_sglang.registry.METHODS"
-    pins = pins_of(target)
-    assert hook_fit.judge(target, tree, pins, key="quark").fits
-    assert "no longer names 'awq'" in hook_fit.judge(target, tree, pins, key="awq").detail
+    assert hook_fit.judge_key(target, "quark", tree).fits
+    assert "no longer names 'awq'" in hook_fit.judge_key(target, "awq", tree).detail
+    assert hook_fit.judge_key("fake_sglang.registry.GONE", "quark", tree).status == "moved"
 
 
 def test_definitions_inside_if_and_try_are_found(fake_root, tree):

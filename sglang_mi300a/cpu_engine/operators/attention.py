@@ -54,7 +54,9 @@ def extend_attention_cpu(
         tree_mask: For drafted trees: which new token sees which, ``batch`` square matrices one
             behind the other, row = query. None: each sees itself and those before it.
     """
-    _refuse_uncovered("extend_attention_cpu", is_cross_attn, sliding_window_size, encoder_lens, sinks)
+    _refuse_uncovered(
+        "extend_attention_cpu", is_cross_attn, sliding_window_size, encoder_lens, sinks
+    )
     kv_heads, d = k_buffer.shape[1:]
     mask_at = 0
     for i, request in enumerate(req_pool_indices.tolist()):
@@ -75,9 +77,9 @@ def extend_attention_cpu(
         else:
             visible[:, prefix:] = tree_mask[mask_at : mask_at + new * new].view(new, new).bool()
             mask_at += new * new
-        o_extend[rows] = _attend(
-            q_extend[rows], keys, values, visible, sm_scale, logit_cap
-        ).to(o_extend.dtype)
+        o_extend[rows] = _attend(q_extend[rows], keys, values, visible, sm_scale, logit_cap).to(
+            o_extend.dtype
+        )
 
 
 def decode_attention_cpu(
@@ -120,7 +122,9 @@ def decode_attention_cpu(
         encoder_lens: Must be None.
         sinks: Must be None.
     """
-    _refuse_uncovered("decode_attention_cpu", is_cross_attn, sliding_window_size, encoder_lens, sinks)
+    _refuse_uncovered(
+        "decode_attention_cpu", is_cross_attn, sliding_window_size, encoder_lens, sinks
+    )
     batch = len(query)
     if len(seq_lens) != batch or len(req_pool_indices) != batch:
         raise ValueError(
@@ -131,7 +135,9 @@ def decode_attention_cpu(
         slots = loc.long()
         k_buffer[slots] = key.reshape(batch, *k_buffer.shape[1:]).to(k_buffer.dtype)
         v_buffer[slots] = value.reshape(batch, *v_buffer.shape[1:]).to(v_buffer.dtype)
-    for i, (row, length) in enumerate(zip(req_pool_indices.tolist(), seq_lens.tolist())):
+    for i, (row, length) in enumerate(
+        zip(req_pool_indices.tolist(), seq_lens.tolist(), strict=True)
+    ):
         slots = req_to_token[row, :length].long()
         visible = torch.ones(1, length, dtype=torch.bool)
         output[i : i + 1] = _attend(
@@ -147,7 +153,7 @@ def _attend(
     sm_scale: float,
     logit_cap: float,
 ) -> torch.Tensor:
-    """Return ``[n, q_heads, d_v]`` for queries ``[n, q_heads, d]`` and keys ``[m, kv_heads, d]``."""
+    """Return ``[n, q_heads, d_v]``; q is ``[n, q_heads, d]``, k ``[m, kv_heads, d]``."""
     n, q_heads, d = q.shape
     kv_heads = k.shape[1]
     grouped = q.float().reshape(n, kv_heads, q_heads // kv_heads, d)

@@ -7,6 +7,8 @@ state is touched for them.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch.nn import functional
 
@@ -45,7 +47,7 @@ def causal_conv1d_fn_cpu(
     history = weight.shape[1] - 1
     out = torch.zeros_like(x)
     bounds = [0, x.shape[1]] if query_start_loc is None else query_start_loc.tolist()
-    for i, (first, last) in enumerate(zip(bounds, bounds[1:])):
+    for i, (first, last) in enumerate(pairwise(bounds)):
         line = i if cache_indices is None else int(cache_indices[i])
         if line == pad_slot_id:
             continue

@@ -12,6 +12,8 @@ Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (2024), equation 10.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 from sglang_mi300a.cpu_engine.operators.gating import log_decay
@@ -62,13 +64,17 @@ def chunk_gated_delta_rule_cpu(
     batch = len(bounds) - 1
     lines = list(range(batch)) if initial_state_indices is None else initial_state_indices.tolist()
     last_states = initial_state.new_zeros((batch, *initial_state.shape[1:]), dtype=torch.float32)
-    for i, (first, last) in enumerate(zip(bounds, bounds[1:])):
+    for i, (first, last) in enumerate(pairwise(bounds)):
         if lines[i] >= 0:
             last_states[i] = initial_state[lines[i]].float()
         for at in range(first, last, CHUNK_TOKENS):
             chunk = slice(at, min(at + CHUNK_TOKENS, last))
             out[chunk], last_states[i] = _chunk(
-                queries[chunk], keys[chunk], values[chunk], decays[chunk], steps[chunk],
+                queries[chunk],
+                keys[chunk],
+                values[chunk],
+                decays[chunk],
+                steps[chunk],
                 last_states[i],
             )
         if lines[i] >= 0:
@@ -177,7 +183,7 @@ def fused_sigmoid_gating_delta_rule_update_cpu(
     steps = torch.sigmoid(b.reshape(-1, v_heads).float()).unsqueeze(-1)
     out = torch.zeros_like(values)
     bounds = cu_seqlens.tolist()
-    for i, (first, last) in enumerate(zip(bounds, bounds[1:])):
+    for i, (first, last) in enumerate(pairwise(bounds)):
         line = int(initial_state_indices[i])
         state = torch.zeros(v_heads, v.shape[3], k.shape[3])
         if line >= 0:

@@ -32,7 +32,7 @@ def copy_all_layer_kv_cache_cpu(
     if not len(source):
         return
     num_rows = int(max(target.max(), source.max())) + 1
-    for address, row_bytes in zip(data_ptrs.tolist(), strides.tolist()):
+    for address, row_bytes in zip(data_ptrs.tolist(), strides.tolist(), strict=True):
         rows = _bytes_at(address, num_rows * row_bytes).reshape(num_rows, row_bytes)
         rows[target] = rows[source]
 
@@ -60,9 +60,7 @@ def assign_req_to_token_pool_cpu(
         pool_len: Width of ``req_to_token``.
     """
     for row, first, last, at in _spans(req_pool_indices, start_offset, end_offset):
-        req_to_token[row, first:last] = out_cache_loc[at : at + last - first].to(
-            req_to_token.dtype
-        )
+        req_to_token[row, first:last] = out_cache_loc[at : at + last - first].to(req_to_token.dtype)
 
 
 def assign_extend_cache_locs_cpu(
@@ -146,10 +144,8 @@ def build_draft_decode_metadata_cpu(
         behind a row's last draft slot is 0.
     """
     lengths = seq_lens.tolist()
-    rows = req_to_token.new_zeros(
-        (len(lengths) * topk, max(lengths, default=0) + num_steps)
-    )
-    for i, (request, length) in enumerate(zip(req_pool_indices.tolist(), lengths)):
+    rows = req_to_token.new_zeros((len(lengths) * topk, max(lengths, default=0) + num_steps))
+    for i, (request, length) in enumerate(zip(req_pool_indices.tolist(), lengths, strict=True)):
         for branch in range(topk):
             row, first = rows[i * topk + branch], length + branch * num_steps
             row[:length] = req_to_token[request, :length]
@@ -211,7 +207,7 @@ def rotate_input_ids_cpu(
         select_index: ``[batch]``, where else to put the next token, or None.
     """
     starts, lengths = extend_start_loc.tolist(), extend_seq_lens.tolist()
-    for i, (first, length) in enumerate(zip(starts, lengths)):
+    for i, (first, length) in enumerate(zip(starts, lengths, strict=True)):
         if length == 0:
             continue
         end = first + length
@@ -225,6 +221,6 @@ def _spans(
 ) -> Iterator[tuple[int, int, int, int]]:
     """Yield row, first and last position, and where the span lies in a flat list of all spans."""
     at = 0
-    for row, first, last in zip(rows.tolist(), starts.tolist(), ends.tolist()):
+    for row, first, last in zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True):
         yield row, first, last, at
         at += last - first

@@ -142,30 +142,31 @@ def verify_tree_greedy_cpu(
 
 
 def commit_accepted_states(
-    caches: Any,
-    lines: torch.Tensor,
-    last_accepted: torch.Tensor,
-    tracked_lines: torch.Tensor | None,
-    tracked_steps: torch.Tensor | None,
+    mamba_caches: Any,
+    state_indices_tensor: torch.Tensor,
+    last_correct_step_indices: torch.Tensor,
+    mamba_track_indices: torch.Tensor | None,
+    mamba_steps_to_track: torch.Tensor | None,
 ) -> None:
     """Copy each request's state behind its last accepted token to the request's line.
 
     Args:
-        caches: With ``temporal`` ``[layers, lines, ...]`` and ``intermediate_ssm``
+        mamba_caches: With ``temporal`` ``[layers, lines, ...]`` and ``intermediate_ssm``
             ``[layers, requests, steps, ...]``; ``conv`` and ``intermediate_conv_window`` are lists
             of such pairs.
-        lines: ``[batch]``.
-        last_accepted: ``[batch]``, step of the last accepted token; negative: leave the line.
-        tracked_lines: ``[batch]``, further lines (prefix cache), or None.
-        tracked_steps: ``[batch]``, their steps; negative: leave the line.
+        state_indices_tensor: ``[batch]``, lines; negative: none.
+        last_correct_step_indices: ``[batch]``, step of the last accepted token; negative: leave
+            the line.
+        mamba_track_indices: ``[batch]``, further lines (prefix cache), or None.
+        mamba_steps_to_track: ``[batch]``, their steps; negative: leave the line.
     """
-    pairs = [*zip(caches.conv, caches.intermediate_conv_window)]
-    if caches.temporal.numel():
-        pairs.append((caches.temporal, caches.intermediate_ssm))
+    pairs = [*zip(mamba_caches.conv, mamba_caches.intermediate_conv_window, strict=True)]
+    if mamba_caches.temporal.numel():
+        pairs.append((mamba_caches.temporal, mamba_caches.intermediate_ssm))
     for state, by_step in pairs:
-        _copy_steps(state, by_step, lines, last_accepted)
-        if tracked_lines is not None and tracked_steps is not None:
-            _copy_steps(state, by_step, tracked_lines, tracked_steps)
+        _copy_steps(state, by_step, state_indices_tensor, last_correct_step_indices)
+        if mamba_track_indices is not None and mamba_steps_to_track is not None:
+            _copy_steps(state, by_step, mamba_track_indices, mamba_steps_to_track)
 
 
 def _copy_steps(

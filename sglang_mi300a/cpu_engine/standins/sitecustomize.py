@@ -1,7 +1,7 @@
 """Runs at the start of every Python process that has this folder on PYTHONPATH.
 
-Three things must be in place before any plugin's code can run: the two variables that SGLang and
-OpenMP read while they are imported; two operator schemas without which torchvision cannot be
+Three things must be in place before any plugin's code can run: the variables that SGLang, torch
+and OpenMP read while they are imported; two operator schemas without which torchvision cannot be
 imported beside a CPU build of torch; and whatever ``sitecustomize`` this one hides. Processes that
 never import torchvision pay for a few assignments only.
 """
@@ -13,7 +13,7 @@ import sys
 from importlib.machinery import PathFinder
 from types import ModuleType
 
-DEFAULTS = {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
+DEFAULTS = {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
 SCHEMAS = {
     "nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",

@@ -1,0 +1,131 @@
+"""Writes one safetensors file whose tensors arrive in pieces, and appears only when complete."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from sglang_mi300a.weights import safetensors_header
+from sglang_mi300a.weights.steps import Stored
+
+Bytes = NDArray[np.uint8]
+_ZEROS = np.zeros(1 << 20, dtype=np.uint8)
+
+
+class PartFile:
+    """A file under construction; a sink of the executor.
+
+    Bytes go to a temporary name beside the final one. Rows that never arrive stay zero.
+
+    Args:
+        path: Final name.
+        tensors: What it will hold, in order.
+        wrote: Told how many bytes each write had; may raise to stop.
+    """
+
+    def __init__(self, path: Path, tensors: Sequence[Stored], wrote: Callable[[int], None]) -> None:
+        self.path = path
+        self.temporary = path.with_name(f".{path.name}.tmp")
+        head = safetensors_header.render((t.name, t.dtype, t.shape) for t in tensors)
+        self._streams: dict[str, _Stream] = {}
+        end = len(head)
+        for tensor in tensors:
+            self._streams[tensor.name] = _Stream(end, tensor.size)
+            end += tensor.size
+        self.size = end
+        self._wrote = wrote
+        self._descriptor = os.open(
+            self.temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644
+        )
+        os.ftruncate(self._descriptor, self.size)
+        _write_all(self._descriptor, head, 0)
+
+    def write(self, name: str, offset: int, data: Bytes) -> None:
+        """Take bytes of a tensor; see :class:`~sglang_mi300a.weights.executing.Sink`."""
+        stream = self._streams[name]
+        stream.skip_to(offset)
+        _write_all(self._descriptor, data, stream.begin + offset)
+        stream.take(data)
+        self._wrote(data.nbytes)
+
+    def finish(self) -> list[tuple[str, int, str]]:
+        """Make the file durable under its final name.
+
+        Returns:
+            Name, offset and checksum of each tensor.
+        """
+        rows = []
+        for name, stream in self._streams.items():
+            stream.skip_to(stream.size)
+            rows.append((name, stream.begin, stream.digest()))
+        os.fsync(self._descriptor)
+        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(self._descriptor)
+        self._descriptor = -1
+        os.replace(self.temporary, self.path)
+        return rows
+
+    def abandon(self) -> None:
+        """Close and delete what was not finished."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            self.temporary.unlink(missing_ok=True)
+
+
+class _Stream:
+    """Checksum and position of one tensor that arrives in order."""
+
+    def __init__(self, begin: int, size: int) -> None:
+        self.begin = begin
+        self.size = size
+        self._at = 0
+        self._hasher = xxhash.xxh3_128()
+
+    def skip_to(self, offset: int) -> None:
+        if not self._at <= offset <= self.size:
+            raise AssertionError(f"bytes at {offset} after {self._at} of {self.size}")
+        while self._at < offset:
+            self.take(_ZEROS[: offset - self._at])
+
+    def take(self, data: Bytes) -> None:
+        self._hasher.update(data.data)
+        self._at += data.nbytes
+
+    def digest(self) -> str:
+        return self._hasher.hexdigest()
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Put a small file in place, durably: it is either absent or whole."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        _write_all(descriptor, data, 0)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.replace(temporary, path)
+    sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make renames in a directory durable."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, data: bytes | Bytes, offset: int) -> None:
+    view = memoryview(data) if isinstance(data, bytes) else data.data
+    while view.nbytes:
+        written = os.pwrite(descriptor, view, offset)
+        view = view[written:]
+        offset += written

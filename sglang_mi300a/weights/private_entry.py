@@ -1,0 +1,43 @@
+"""Makes ``--load-format private`` lead to our loader, in a rank process."""
+
+from __future__ import annotations
+
+import sys
+import types
+from dataclasses import asdict
+from typing import Any
+
+from sglang_mi300a.gates import RankGates
+from sglang_mi300a.settings import Resolved
+
+MODULE = "sglang.private.private_model_loader"
+"""The module that SGLang imports for this load format; no such package ships with it."""
+
+
+def install_private_loader(gates: RankGates | None = None, record: Resolved | None = None) -> None:
+    """Register the loader class where SGLang looks for it.
+
+    Everything is imported before the entry is made: SGLang turns any ``ImportError`` on that way
+    into one line that does not say what was missing.
+
+    Args:
+        gates: This rank's gates; gate 1 is passed before the first byte is read, gate 2 is put in
+            front of the loaded target.
+        record: The launcher's decision, whose load options become the defaults.
+    """
+    from sglang_mi300a.weights.stock import PrivateModelLoader
+
+    PrivateModelLoader.default_options = dict(record.load_options) if record else {}
+    if gates is not None:
+
+        def after_load(model: Any, is_draft: bool) -> None:
+            name = "draft" if is_draft else "target"
+            gates.facts[f"weights.{name}"] = asdict(PrivateModelLoader.reports[name])
+            if not is_draft:
+                gates.guard_forward(model)
+
+        PrivateModelLoader.before_first_byte = gates.before_first_byte
+        PrivateModelLoader.after_load = after_load
+    module = types.ModuleType(MODULE, PrivateModelLoader.__doc__)
+    module.PrivateModelLoader = PrivateModelLoader  # type: ignore[attr-defined]
+    sys.modules[MODULE] = module

@@ -1,0 +1,423 @@
+"""The loader class behind ``--load-format private``."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sglang.srt.configs.device_config import DeviceConfig
+from sglang.srt.configs.load_config import LoadConfig
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.layers.layernorm import GemmaRMSNorm
+from sglang.srt.model_loader.loader import (
+    BaseModelLoader,
+    DefaultModelLoader,
+    _get_quantization_config,
+    _initialize_model,
+)
+from sglang.srt.model_loader.utils import set_default_torch_dtype
+from sglang.srt.runtime_context import get_parallel
+from sglang.version import __version__ as sglang_version
+
+from sglang_mi300a import artifact_manifest, supported
+from sglang_mi300a import layout as layouts
+from sglang_mi300a.artifact_manifest import DTYPE_BYTES, Heads, Part
+from sglang_mi300a.errors import UserError
+from sglang_mi300a.weights import artifact as artifacts
+from sglang_mi300a.weights import checkpoint as checkpoints
+from sglang_mi300a.weights import filling, model_sizes, plan
+from sglang_mi300a.weights.filling import LoadReport
+from sglang_mi300a.weights.loader_options import FLAG, LoaderOptions
+from sglang_mi300a.weights.model_sizes import ModelSizes
+from sglang_mi300a.weights.plan import FLOATS, Placement
+from sglang_mi300a.weights.steps import Stored, groups
+
+logger = logging.getLogger(__name__)
+
+_TORCH_DTYPES = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "U8": torch.uint8,
+}
+
+_KV_CACHE_SCALES = (".attn.k_scale", ".attn.v_scale")
+
+
+class PrivateModelLoader(BaseModelLoader):
+    """Builds SGLang's stock model and fills its parameters in place, from bounded reads.
+
+    The model directory is either an artifact of ``shard-weights`` or a Hugging Face checkpoint.
+    Serves target and draft, in one process or each alone.
+
+    Attributes:
+        before_first_byte: Called before anything of a model is read; may raise.
+        after_load: Called with each loaded model and whether it is the draft.
+        layout_id: Layout that this process's expert kernels read.
+        default_options: Options that ``--model-loader-extra-config`` overrides.
+        reports: What was read last, by ``"target"`` and ``"draft"``.
+    """
+
+    before_first_byte: ClassVar[Callable[[], None] | None] = None
+    after_load: ClassVar[Callable[[torch.nn.Module, bool], None] | None] = None
+    layout_id: ClassVar[str] = layouts.PLAIN.id
+    default_options: ClassVar[Mapping[str, Any]] = {}
+    reports: ClassVar[dict[str, LoadReport]] = {}
+
+    def __init__(self, load_config: LoadConfig) -> None:
+        super().__init__(load_config)
+        given = load_config.model_loader_extra_config or {}
+        self.options = LoaderOptions.from_mapping({**self.default_options, **given})
+
+    def download_model(self, model_config: ModelConfig) -> None:
+        """Do nothing: models are local directories."""
+
+    def load_model(
+        self, *, model_config: ModelConfig, device_config: DeviceConfig
+    ) -> torch.nn.Module:
+        """Return the loaded model.
+
+        Raises:
+            UserError: Directory, model and parallel sizes do not belong together, or a byte is
+                not what it should be.
+        """
+        cls = type(self)
+        if cls.before_first_byte is not None:
+            cls.before_first_byte()
+        wanted = _Wanted.of(model_config, self.load_config)
+        content = self._open(wanted)
+        target_device = torch.device(device_config.device)
+        quant_config = _get_quantization_config(model_config, self.load_config)
+        with set_default_torch_dtype(model_config.dtype):
+            with target_device:
+                model = _initialize_model(model_config, self.load_config, quant_config)
+            parameters = _matched(model, content, wanted)
+            report = content.fill(_ParameterSink(parameters, content.stored), self.options)
+            _recompute_buffers(model)
+            # Stock's own end of a load: with no weights left to hand over, what remains is the
+            # bookkeeping of the model class and each quantisation method's post-processing.
+            DefaultModelLoader.load_weights_and_postprocess(model, iter(()), target_device)
+        cls.reports[wanted.part] = report
+        logger.info(
+            "Loaded %s from %s %s: %.2f GB in %.1f s, %.2f GB verified, %d files direct, %d cached",
+            wanted.part,
+            report.origin,
+            wanted.directory,
+            report.num_bytes / 1e9,
+            report.seconds,
+            report.num_verified_bytes / 1e9,
+            report.num_direct_files,
+            report.num_buffered_files,
+        )
+        loaded: torch.nn.Module = model.eval()
+        if cls.after_load is not None:
+            cls.after_load(loaded, wanted.part == "draft")
+        return loaded
+
+    def _open(self, wanted: _Wanted) -> _Content:
+        if artifact_manifest.is_artifact(wanted.directory):
+            return _from_artifact(wanted, self.layout_id)
+        return _from_checkpoint(wanted, self.layout_id, self.options)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What SGLang asks for.
+
+    Attributes:
+        directory: The model.
+        part: Which model of it.
+        sizes: By the directory's config.json.
+        at: This rank, and what became of heads that do not divide.
+        text_only: Whether the model is built without a visual tower.
+    """
+
+    directory: Path
+    part: Part
+    sizes: ModelSizes
+    at: Placement
+    text_only: bool
+
+    @classmethod
+    def of(cls, model_config: ModelConfig, load_config: LoadConfig) -> _Wanted:
+        directory = Path(model_config.model_path)
+        if not directory.is_dir():
+            raise UserError(
+                str(directory),
+                found="no such directory",
+                allowed="a local directory: an artifact of shard-weights, or a checkpoint",
+                do="download the model first",
+            )
+        hf_config = model_config.hf_config
+        architecture = hf_config.architectures[0]
+        parts: dict[str, Part] = {
+            model_sizes.ARCHITECTURE: "target",
+            model_sizes.DRAFT_ARCHITECTURE: "draft",
+        }
+        if architecture not in parts or load_config.draft_model_idx is not None:
+            raise UserError(
+                "--load-format private",
+                found=f"architecture {architecture}"
+                + ("" if load_config.draft_model_idx is None else " with several draft layers"),
+                allowed=" or ".join(parts),
+                do="serve other models with SGLang's own load formats",
+            )
+        config_path = directory / "config.json"
+        config = json.loads(config_path.read_text(encoding="utf-8"))
+        sizes = model_sizes.from_config(config, where=str(config_path))
+        built = model_config.hf_text_config.num_attention_heads
+        heads: Heads = "replicated" if built == sizes.num_attention_heads else "padded"
+        return cls(
+            directory=directory,
+            part=parts[architecture],
+            sizes=sizes,
+            at=_placement(heads),
+            text_only=bool(getattr(hf_config, "language_model_only", False)),
+        )
+
+
+def _placement(heads: Heads) -> Placement:
+    parallel = get_parallel()
+    found = {
+        "pipeline stages": parallel.pp_size,
+        "attention data-parallel groups": parallel.tp_size // parallel.attn_tp_size,
+        "decode context-parallel groups": parallel.attn_dcp_size,
+        "expert data-parallel groups": parallel.tp_size
+        // (parallel.moe_ep_size * parallel.moe_tp_size),
+    }
+    many = [f"{size} {name}" for name, size in found.items() if size != 1]
+    if many:
+        raise UserError(
+            "--load-format private",
+            found=", ".join(many),
+            allowed="tensor and expert parallelism alone",
+            do="serve with --tp-size and --ep-size only",
+        )
+    return Placement(parallel.tp_size, parallel.moe_ep_size, parallel.tp_rank, heads)
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What a directory offers for one rank.
+
+    Attributes:
+        directory: The directory, for errors.
+        stored: Every tensor by parameter name.
+        lent: Parameters that it does not hold and need not.
+        sparse: Tensors of which some rows are not written and must be zero.
+        fill: Reads them all into a sink.
+    """
+
+    directory: Path
+    stored: dict[str, Stored]
+    lent: dict[str, tuple[int, ...]]
+    sparse: frozenset[str]
+    fill: Callable[[_ParameterSink, LoaderOptions], LoadReport]
+
+
+def _from_artifact(wanted: _Wanted, layout_id: str) -> _Content:
+    artifact = artifacts.read(wanted.directory)
+    manifest = artifact.manifest
+    where = str(wanted.directory / artifact_manifest.NAME)
+    again = "run shard-weights again on the checkpoint"
+    _agree(where, "layout", manifest.layout, layout_id, f"{again} (layout {layout_id})")
+    _agree(
+        where,
+        "sizes of the model",
+        manifest.sizes_xxh3_128,
+        wanted.sizes.digest(),
+        "put the artifact's own config.json back; sizes cannot be changed after sharding",
+    )
+    _agree(
+        where,
+        "TP, EP",
+        f"{manifest.tp}, {manifest.ep}",
+        f"{wanted.at.tp}, {wanted.at.ep}",
+        f"pass --tp-size {manifest.tp} --ep-size {manifest.ep}, or {again} with "
+        f"--tp {wanted.at.tp} --ep {wanted.at.ep}",
+    )
+    if plan.built_heads(wanted.sizes, wanted.at) != plan.built_heads(
+        wanted.sizes, Placement(manifest.tp, manifest.ep, 0, manifest.heads)
+    ):
+        _agree(
+            where,
+            "heads",
+            manifest.heads,
+            wanted.at.heads,
+            f"{again} for the engine that serves it (the CPU engine pads heads)",
+        )
+    if wanted.part == "target":
+        _agree(
+            where,
+            "text-only",
+            str(manifest.text_only),
+            str(wanted.text_only),
+            "serve the artifact's config.json as it is, without overriding language_model_only",
+        )
+    elif not manifest.has_draft:
+        _agree(where, "draft", "absent", "present", f"{again} without --no-draft")
+    if not supported.fits(sglang_version, manifest.sglang):
+        _agree(where, "SGLang", manifest.sglang, sglang_version, again)
+    tensors = artifacts.check_files(artifact, wanted.at.rank, wanted.part)
+
+    def fill(sink: _ParameterSink, options: LoaderOptions) -> LoadReport:
+        return filling.from_artifact(artifact, tensors, sink, options)
+
+    return _Content(
+        wanted.directory,
+        {t.name: Stored(t.name, t.dtype, t.shape) for t in tensors},
+        plan.lent(wanted.sizes, wanted.at, wanted.part),
+        frozenset(),
+        fill,
+    )
+
+
+def _agree(where: str, what: str, found: str, wanted: str, do: str) -> None:
+    if found != wanted:
+        raise UserError(where, found=f"{what}: {found}", allowed=f"{what}: {wanted}", do=do)
+
+
+def _from_checkpoint(wanted: _Wanted, layout_id: str, options: LoaderOptions) -> _Content:
+    checkpoint = checkpoints.read(wanted.directory)
+    sources = checkpoint.sources()
+    where = str(wanted.directory)
+    if wanted.part == "draft" and not plan.has_draft(sources):
+        raise UserError(
+            where,
+            found="no mtp.* tensors",
+            allowed="a checkpoint with its MTP layer",
+            do="serve without speculative decoding, or fetch the complete checkpoint",
+        )
+    layout = layouts.named(layout_id, where="expert kernels of this process")
+    ours = plan.make(
+        wanted.sizes, sources, wanted.at, wanted.part, text_only=wanted.text_only, where=where
+    )
+    left = plan.unused(sources, [ours], text_only=wanted.text_only, ignore=options.ignore_tensors)
+    if left:
+        raise UserError(
+            where,
+            found=f"{len(left)} tensors that the model has no place for, first {left[0]}",
+            allowed="every tensor used",
+            do="check that the checkpoint is of this architecture; if these tensors mean nothing, "
+            f"list them as ignore_tensors in {FLAG}",
+        )
+
+    def fill(sink: _ParameterSink, options: LoaderOptions) -> LoadReport:
+        return filling.from_checkpoint(ours, checkpoint, layout, sink, options)
+
+    return _Content(
+        wanted.directory,
+        {t.name: t for group in groups([ours], layout) for t in group.stored},
+        plan.lent(wanted.sizes, wanted.at, wanted.part),
+        frozenset(p.name for p in ours.parameters if not p.is_filled),
+        fill,
+    )
+
+
+def _matched(
+    model: torch.nn.Module, content: _Content, wanted: _Wanted
+) -> dict[str, torch.nn.Parameter]:
+    """Return the model's parameters by name, each with a stored tensor that fits.
+
+    Parameters that nothing is stored for are zeroed (lent ones) or keep what the model was built
+    with (scales of an FP8 KV cache, whose absence from a checkpoint means 1).
+    """
+    parameters = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if not name.endswith(_KV_CACHE_SCALES)
+    }
+    for name, shape in content.lent.items():
+        parameter = parameters.pop(name, None)
+        if parameter is not None:
+            _check_shape(content, name, shape, parameter)
+            parameter.data.zero_()
+    _check_names("lacks", "first", set(parameters) - set(content.stored), content, wanted)
+    _check_names("holds besides", "first", set(content.stored) - set(parameters), content, wanted)
+    for name, parameter in parameters.items():
+        stored = content.stored[name]
+        _check_shape(content, name, stored.shape, parameter)
+        is_float = stored.dtype in FLOATS and parameter.dtype.is_floating_point
+        if not is_float and _TORCH_DTYPES.get(stored.dtype) is not parameter.dtype:
+            raise UserError(
+                f"{content.directory}: {name}",
+                found=f"type {stored.dtype}",
+                allowed=f"{parameter.dtype} of the model",
+                do="check that quantization_config in config.json names this checkpoint's modules",
+            )
+        if name in content.sparse:
+            parameter.data.zero_()
+    return parameters
+
+
+def _check_names(
+    verb: str, first: Literal["first"], names: set[str], content: _Content, wanted: _Wanted
+) -> None:
+    if not names:
+        return
+    chosen = sorted(names)
+    hint = "use an artifact or checkpoint of this very model, or shard it again"
+    if all(name.startswith("visual.") for name in chosen):
+        hint = "build the model as it was sharded: with or without --text-only on both sides"
+    raise UserError(
+        str(content.directory),
+        found=f"{wanted.part} {verb} {len(chosen)} parameters, {first} {chosen[0]}",
+        allowed="the parameters of SGLang's model, all and no more",
+        do=hint,
+    )
+
+
+def _check_shape(
+    content: _Content, name: str, shape: tuple[int, ...], parameter: torch.nn.Parameter
+) -> None:
+    if tuple(parameter.shape) == shape and parameter.is_contiguous():
+        return
+    hint = "use an artifact or checkpoint of this very model, or shard it again"
+    if ".mlp.experts." in name:
+        hint = (
+            "pass --disable-shared-experts-fusion if the model has one expert too many; unset "
+            "SGLANG_USE_AITER's padding by choosing a TP size that keeps whole 128-byte rows"
+        )
+    raise UserError(
+        f"{content.directory}: {name}",
+        found=f"shape {list(shape)}",
+        allowed=f"shape {list(parameter.shape)} of the model"
+        + ("" if parameter.is_contiguous() else ", contiguous"),
+        do=hint,
+    )
+
+
+class _ParameterSink:
+    """Copies bytes into parameters where they lie; any thread may write to its own tensor."""
+
+    def __init__(
+        self, parameters: Mapping[str, torch.nn.Parameter], stored: Mapping[str, Stored]
+    ) -> None:
+        self._flat = {name: p.data.view(-1) for name, p in parameters.items()}
+        self._stored = {name: stored[name].dtype for name in parameters}
+
+    def write(self, name: str, offset: int, data: NDArray[np.uint8]) -> None:
+        """Copy, and convert if the model holds the tensor in another float type."""
+        item = DTYPE_BYTES[self._stored[name]]
+        if data.ctypes.data % item:
+            data = data.copy()  # a tensor may start anywhere in a file
+        values = torch.from_numpy(data).view(_TORCH_DTYPES[self._stored[name]])
+        first = offset // item
+        self._flat[name][first : first + len(values)].copy_(values)
+
+
+def _recompute_buffers(model: torch.nn.Module) -> None:
+    """Set the buffers that stock's weight loaders derive from weights."""
+    for module in _modules(model, GemmaRMSNorm):
+        module._weight_loader(module.weight, module.weight.data)  # gemma_weight = 1 + weight
+
+
+def _modules(model: torch.nn.Module, kind: type) -> Iterable[Any]:
+    return (module for module in model.modules() if isinstance(module, kind))

@@ -1,0 +1,79 @@
+"""Stock SGLang's CPU engine serves the tiny MXFP4 model token for token as transformers does.
+
+float32 and greedy throughout: at bfloat16 two right implementations of this architecture part at
+near ties, so bfloat16 is no oracle.
+"""
+
+import pytest
+
+from tests.serving.conftest import NUM_TOKENS
+
+QUESTIONS = ("Where does the memory live?", "Count to three.", "What is a tile?")
+SERVERS = ("baseline_server", "tuned_server", "tuned_2_1_3_server")
+
+
+@pytest.fixture(params=SERVERS)
+def server(request):
+    return request.getfixturevalue(request.param)
+
+
+def test_every_greedy_token_is_that_of_transformers(server, oracle):
+    for question in QUESTIONS:
+        prompt = oracle.prompt(question)
+        assert server.complete(prompt, NUM_TOKENS).tokens == oracle.tokens(prompt)
+
+
+def test_a_second_turn_hits_the_prefix_cache_and_its_tokens_are_still_right(server, oracle):
+    first = oracle.prompt(QUESTIONS[0])
+    server.complete(first, NUM_TOKENS)
+    second = (*first, *oracle.tokens(first), *oracle.prompt("Go on."))
+    completion = server.complete(second, NUM_TOKENS)
+    assert completion.cached_tokens > 0
+    assert completion.tokens == oracle.tokens(second)
+
+
+def test_twelve_requests_at_once_get_the_tokens_they_get_alone(server, oracle):
+    prompts = [oracle.prompt(f"{n}: " + "and again " * n) for n in range(12)]
+    answers = server.complete_all(prompts, NUM_TOKENS)
+    assert [answer.tokens for answer in answers] == [oracle.tokens(prompt) for prompt in prompts]
+
+
+@pytest.mark.parametrize("name", ["tuned_server", "tuned_2_1_3_server"])
+def test_at_least_twenty_drafts_are_accepted(name, request, oracle):
+    server = request.getfixturevalue(name)
+    accepted = 0
+    for number in range(6):
+        prompt = oracle.prompt(f"Draft {number} for me.")
+        completion = server.complete(prompt, NUM_TOKENS)
+        assert completion.tokens == oracle.tokens(prompt)
+        accepted += completion.accepted_drafts
+    assert accepted >= 20
+
+
+def test_a_streamed_chat_says_what_transformers_says(tuned_server, oracle):
+    pieces = list(tuned_server.chat([{"role": "user", "content": QUESTIONS[1]}], NUM_TOKENS))
+    said = oracle.tokenizer.decode(oracle.tokens(oracle.prompt(QUESTIONS[1])))
+    assert len(pieces) > 1
+    assert "".join(pieces) == said
+
+
+def test_every_required_hook_is_live_and_called_on_every_rank(server):
+    rows = server.hooks
+    assert {"moe.quark", "pools.planned_bytes", "pools.assert_sizes"} <= set(rows)
+    for name, row in rows.items():
+        if row["required"]:
+            assert row["live"], name
+            assert row["calls_min_over_ranks"] > 0, name
+
+
+def test_the_launcher_prints_one_table_of_hooks(tuned_server):
+    assert tuned_server.log.count("ranks loaded the package") == 1
+    assert "sglang-mi300a: 2 of 2 ranks loaded the package" in tuned_server.log
+
+
+def test_pools_have_exactly_the_sizes_asked_for(tuned_server):
+    import requests
+
+    info = requests.get(f"{tuned_server.url}/server_info", timeout=30).json()
+    assert info["max_total_num_tokens"] == 8192
+    assert info["internal_states"][0]["effective_max_running_requests_per_dp"] == 8

@@ -1,0 +1,225 @@
+"""Loads models with stock SGLang's loader and with ours and lists every tensor that differs.
+
+Run as a program (SGLang's CPU engine, stand-ins first on PYTHONPATH): reads a JSON list of cases
+from stdin, prints a JSON list of results. All cases share one process, because importing SGLang
+takes longer than all of them; a rank of many is played by overriding what SGLang says of its
+parallel groups, which is all that building and loading a model asks for.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Case:
+    """One rank of one model.
+
+    Attributes:
+        checkpoint: Directory that stock loads.
+        directory: Directory that our loader loads.
+        tp, ep, rank: Which rank of how many.
+        part: ``"target"`` or ``"draft"``.
+        dtype: ``--dtype``.
+        text_only: Build without the visual tower.
+        pad_heads: Pad heads as SGLang's CPU engine does before it loads.
+        skip_buffers: Leave out the step that recomputes buffers (a control that must differ).
+        options: Options of our loader.
+        same_model_twice: Let our loader be the one that stock names for ``private``.
+    """
+
+    checkpoint: str
+    directory: str
+    tp: int = 1
+    ep: int = 1
+    rank: int = 0
+    part: str = "target"
+    dtype: str = "bfloat16"
+    text_only: bool = False
+    pad_heads: bool = False
+    skip_buffers: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Result:
+    """What the two loads had in common.
+
+    Attributes:
+        num_equal: Tensors that are equal byte for byte.
+        num_buffers: Those among them that are buffers.
+        different: Names of those that are not, or that only one model has.
+        lent_is_zero: Whether our draft's embedding and head are zero.
+        error: What our loader refused with, or "".
+        report: Our loader's report.
+    """
+
+    num_equal: int = 0
+    num_buffers: int = 0
+    different: list[str] = field(default_factory=list)
+    lent_is_zero: bool = True
+    error: str = ""
+    report: dict[str, Any] = field(default_factory=dict)
+
+
+def main() -> None:
+    cases = [Case(**row) for row in json.load(sys.stdin)]
+    stock = _Stock(cases[0].checkpoint)
+    results = [stock.compare(case) for case in cases]
+    print("RESULTS " + json.dumps([asdict(result) for result in results]))
+
+
+class _Stock:
+    def __init__(self, any_model: str) -> None:
+        import sglang.srt.layers.quantization as quantization
+        import torch
+        from sglang.srt.configs.model_config import ModelConfig
+        from sglang.srt.distributed.parallel_state import (
+            init_distributed_environment,
+            initialize_model_parallel,
+        )
+        from sglang.srt.layers.dp_attention import initialize_dp_attention
+        from sglang.srt.runtime_context import publish
+        from sglang.srt.server_args import ServerArgs
+
+        from sglang_mi300a.moe.stock import MI300AQuarkConfig
+        from sglang_mi300a.weights.private_entry import install_private_loader
+
+        # Memory that nothing was written to is full of NaN (or 255): two loaders that both forget
+        # a tensor must not look equal because of what lay there before.
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = True
+        quantization.QUANTIZATION_METHODS["quark"] = MI300AQuarkConfig
+        self.server_args = ServerArgs(
+            model_path=any_model,
+            device="cpu",
+            disable_overlap_schedule=True,
+            attention_backend="torch_native",
+        )
+        publish(self.server_args, role="scheduler")
+        meeting_place = Path(tempfile.mkdtemp()) / "one-rank"
+        init_distributed_environment(
+            backend="gloo",
+            world_size=1,
+            rank=0,
+            local_rank=0,
+            distributed_init_method=f"file://{meeting_place}",
+        )
+        initialize_model_parallel(tensor_model_parallel_size=1)
+        initialize_dp_attention(server_args=self.server_args, model_config=ModelConfig(any_model))
+        install_private_loader()
+        self._models: dict[tuple[Any, ...], Any] = {}
+
+    def compare(self, case: Case) -> Result:
+        from sglang_mi300a.errors import UserError
+        from sglang_mi300a.weights.stock import PrivateModelLoader
+
+        with self._as_rank(case):
+            theirs = self._load(case, case.checkpoint, "safetensors", {})
+            try:
+                ours = self._load(case, case.directory, "private", case.options)
+            except UserError as error:
+                return Result(error=str(error))
+        result = _compare(theirs, ours, case.part == "draft")
+        result.report = asdict(PrivateModelLoader.reports[case.part])
+        return result
+
+    @contextmanager
+    def _as_rank(self, case: Case) -> Any:
+        from sglang.srt.runtime_context import get_parallel
+
+        moe_tp = case.tp // case.ep
+        with get_parallel().override(
+            tp_size=case.tp,
+            tp_rank=case.rank,
+            attn_tp_size=case.tp,
+            attn_tp_rank=case.rank,
+            moe_ep_size=case.ep,
+            moe_ep_rank=case.rank // moe_tp,
+            moe_tp_size=moe_tp,
+            moe_tp_rank=case.rank % moe_tp,
+        ):
+            yield
+
+    def _load(self, case: Case, directory: str, load_format: str, options: Any) -> Any:
+        from sglang.srt.configs.device_config import DeviceConfig
+        from sglang.srt.configs.load_config import LoadConfig
+        from sglang.srt.configs.model_config import ModelConfig
+        from sglang.srt.configs.update_config import adjust_config_with_unaligned_cpu_tp
+        from sglang.srt.model_loader.loader import get_model_loader
+
+        from sglang_mi300a.weights import stock
+
+        overrides = {"language_model_only": True} if case.text_only else {}
+        model_config = ModelConfig(
+            directory,
+            dtype=case.dtype,
+            is_draft_model=case.part == "draft",
+            model_override_args=json.dumps(overrides),
+        )
+        load_config = LoadConfig(load_format=load_format, model_loader_extra_config=options)
+        if case.pad_heads:
+            model_config = adjust_config_with_unaligned_cpu_tp(model_config, load_config, case.tp)
+        else:  # as on a GPU; the model class asks for these two names on a CPU all the same
+            text = model_config.hf_text_config
+            text.linear_num_key_heads_cpu = text.linear_num_key_heads
+            text.linear_num_value_heads_cpu = text.linear_num_value_heads
+        recompute = stock._recompute_buffers
+        if case.skip_buffers and load_format == "private":
+            stock._recompute_buffers = lambda model: None
+        try:
+            loader = get_model_loader(load_config, model_config)
+            return loader.load_model(
+                model_config=model_config, device_config=DeviceConfig("cpu", 0)
+            )
+        finally:
+            stock._recompute_buffers = recompute
+
+
+def _compare(theirs: Any, ours: Any, is_draft: bool) -> Result:
+    result = Result()
+    left, right = _tensors(theirs), _tensors(ours)
+    lent = {"model.embed_tokens.weight", "lm_head.weight"} if is_draft else set()
+    buffers = {name for name, _ in theirs.named_buffers()}
+    result.lent_is_zero = all(bool((right[name] == 0).all()) for name in lent)
+    for name in sorted(({*left, *right}) - lent):
+        if name not in left or name not in right or not _same(left[name], right[name]):
+            result.different.append(name)
+        else:
+            result.num_equal += 1
+            result.num_buffers += name in buffers
+    return result
+
+
+def _tensors(model: Any) -> dict[str, Any]:
+    """Return every tensor that hangs on a module: parameters, buffers, aliases and views."""
+    import torch
+
+    found = {}
+    for prefix, module in model.named_modules():
+        places = (module._parameters, module._buffers, vars(module))
+        for place in places:
+            for name, value in place.items():
+                if isinstance(value, torch.Tensor):
+                    found[f"{prefix}.{name}" if prefix else name] = value.detach()
+    return found
+
+
+def _same(left: Any, right: Any) -> bool:
+    import torch
+
+    if left.shape != right.shape or left.dtype != right.dtype or left.stride() != right.stride():
+        return False
+    return torch.equal(
+        left.contiguous().view(-1).view(torch.uint8), right.contiguous().view(-1).view(torch.uint8)
+    )
+
+
+if __name__ == "__main__":
+    main()
