@@ -14,17 +14,12 @@ SGLang is imported as on the CPU engine: its stand-ins are put on the path here.
 
 from __future__ import annotations
 
-import argparse
-import itertools
-import json
 import os
 import random
-import statistics
 import sys
 import time
 from array import array
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,8 +41,8 @@ from sglang.srt.configs.mamba_utils import (  # noqa: E402
     Mamba2StateDType,
     Mamba2StateShape,
 )
-from sglang.srt.managers.schedule_batch import ScheduleBatch  # noqa: E402
 from sglang.srt.managers.schedule_batch import Req as StockReq  # noqa: E402
+from sglang.srt.managers.schedule_batch import ScheduleBatch  # noqa: E402
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder  # noqa: E402
 from sglang.srt.managers.scheduler_components.batch_result_processor import (  # noqa: E402
     SchedulerBatchResultProcessor,
@@ -386,7 +381,8 @@ class Server:
             req.mamba_pool_idx = None
 
     def _batch(self, reqs: list[StockReq], chunked: StockReq | None = None) -> Any:
-        return ScheduleBatch.init_new(
+        kind = MarginBatch if self.setup.policy.margin else ScheduleBatch
+        return kind.init_new(
             reqs,
             self.pool,
             self.kv,
@@ -442,9 +438,10 @@ class Server:
         for at, (req, num_tokens) in enumerate(zip(batch.reqs, yields)):
             req.kv_committed_len += num_tokens
             self._generate(req, num_tokens)
-            tracked, slot = req.mamba_last_track_seqlen, self._tracking_slot(req)
+            tracked, place = req.mamba_last_track_seqlen, req.mamba_next_track_idx
             self._results._mamba_prefix_cache_update(req, batch, result, at)
             if req.mamba_last_track_seqlen != tracked:
+                slot = int(req.mamba_ping_pong_track_buffer[place])
                 tokens = req.origin_input_ids + req.output_ids
                 self._content[slot] = (tokens, req.mamba_last_track_seqlen)
             if req.finished():
@@ -454,10 +451,6 @@ class Server:
         return len(yields), finished
 
     # ---- what the states would hold ----
-
-    @staticmethod
-    def _tracking_slot(req: StockReq) -> int:
-        return int(req.mamba_ping_pong_track_buffer[req.mamba_next_track_idx])
 
     def _note_prefilled_states(self, batch: Any) -> None:
         """Do to the contents of state slots what the forward pass does to the states."""
@@ -556,9 +549,225 @@ def _request_pool(setup: Setup) -> HybridReqToTokenPool:
         device="cpu",
         enable_memory_saver=False,
         cache_params=Mamba2CacheParams(
-            shape=shape, layers=[0], dtype=Mamba2StateDType(conv=torch.float32, temporal=torch.float32)
+            shape=shape,
+            layers=[0],
+            dtype=Mamba2StateDType(conv=torch.float32, temporal=torch.float32),
         ),
         mamba_layer_ids=[0],
         enable_mamba_extra_buffer=True,
         enable_overlap_schedule=setup.overlap,
     )
+
+
+class MarginBatch(ScheduleBatch):
+    """SGLang's batch under TurnTail's hook on where snapshots are placed."""
+
+    def _mamba_radix_cache_v2_req_prepare_for_extend(self, req: StockReq) -> Any:
+        original = ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend
+        return place_snapshot_with_margin(original, self, req)
+
+
+# ---- traffic and time ----
+
+DECODE_MS_PER_TOKEN = ((1, 6.9), (16, 12.3), (32, 15.4), (48, 19.7))
+"""Requests decoding, and the time a token takes each of them, in ms."""
+DECODE_MS_PER_MORE_REQUEST = 0.25
+"""Added for each request above the last point; an extrapolation."""
+PREFILL_MS = 52.9
+PREFILL_MS_PER_TOKEN = 0.164
+MEAN_ACCEPTED = sum(n * share for n, share in ACCEPTED_SHARES.items())
+
+
+def pass_s(num_prefilled: int, num_decoded: int) -> float:
+    """Return how long a pass takes, in seconds.
+
+    Source: backed out of published MI300A measurements at up to 48 requests. It decides only which
+    requests overlap, and so which compete for slots.
+    """
+    if num_prefilled:
+        return (PREFILL_MS + PREFILL_MS_PER_TOKEN * num_prefilled) / 1e3
+    (low, low_ms), *rest = DECODE_MS_PER_TOKEN
+    ms = low_ms
+    for high, high_ms in rest:
+        if num_decoded > low:
+            ms = low_ms + (high_ms - low_ms) * min(1.0, (num_decoded - low) / (high - low))
+        low, low_ms = high, high_ms
+    ms += DECODE_MS_PER_MORE_REQUEST * max(0, num_decoded - low)
+    return ms * MEAN_ACCEPTED / 1e3
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One point of the grid.
+
+    Attributes:
+        sessions: Requests in flight, always.
+        slots: State slots.
+        policy: A key of :data:`POLICIES`.
+        replies: How replies come back; see :class:`Workload`.
+        think_factor: Factor on every rest.
+        system_tokens: Length of a system prompt all sessions share.
+        overlap: Whether scheduling overlaps with the forward pass.
+    """
+
+    sessions: int
+    slots: int
+    policy: str
+    replies: str = "re-prefilled"
+    think_factor: float = 1.0
+    system_tokens: int = 0
+    overlap: bool = False
+
+
+@dataclass
+class Count:
+    """What was counted in one replay.
+
+    Attributes:
+        turns: Turns.
+        prompt: Their prompt tokens.
+        cached: Of these, found in the cache.
+        ideal: Of these, what an endless cache would have had.
+        prefilled: Tokens prefilled meanwhile.
+        generated: Tokens generated meanwhile.
+        evicted_states: Snapshots evicted meanwhile.
+        retracted: Requests retracted meanwhile.
+        evict_us: Time in the cache's ``evict``, in each block of turns, per turn.
+        evict_calls: Python calls made inside ``evict``; 0 where they were not counted.
+    """
+
+    turns: int = 0
+    prompt: int = 0
+    cached: int = 0
+    ideal: int = 0
+    prefilled: int = 0
+    generated: int = 0
+    evicted_states: int = 0
+    retracted: int = 0
+    evict_us: list[float] = field(default_factory=list)
+    evict_calls: int = 0
+
+
+class EvictMeter:
+    """Measures a cache's ``evict`` from outside, by time or by the Python calls it makes."""
+
+    def __init__(self, cache: Any, *, count_calls: bool) -> None:
+        self.seconds = 0.0
+        self.calls = 0
+        self.states = 0
+        self._evict = cache.evict
+        self._count_calls = count_calls
+        cache.evict = self._metered
+
+    def _metered(self, params: Any) -> Any:
+        started = time.perf_counter()
+        if self._count_calls:
+            sys.setprofile(self._on_event)
+        try:
+            result = self._evict(params)
+        finally:
+            sys.setprofile(None)
+        self.seconds += time.perf_counter() - started
+        self.states += result.mamba_num_evicted
+        return result
+
+    def _on_event(self, frame: Any, event: str, argument: Any) -> None:
+        self.calls += event == "call"
+
+
+def replay(
+    cell: Cell,
+    *,
+    seed: int,
+    warm_up_turns: int,
+    turns: int,
+    check_every: int = 500,
+    count_calls: bool = False,
+) -> Count:
+    """Return what ``turns`` turns cost after ``warm_up_turns``.
+
+    Args:
+        cell: The traffic and the server.
+        seed: Of the sessions and of how many drafts are accepted.
+        warm_up_turns: Turns that are not counted.
+        turns: Turns that are.
+        check_every: Turns between two checks of the cache's and the pools' invariants.
+        count_calls: Whether to count the Python calls inside ``evict`` (slow).
+    """
+    setup = Setup(
+        slots=cell.slots,
+        max_running=cell.sessions,
+        overlap=cell.overlap,
+        policy=POLICIES[cell.policy],
+    )
+    workload = Workload(
+        seed=seed,
+        replies=cell.replies,  # type: ignore[arg-type]
+        system_tokens=cell.system_tokens,
+        think_factor=cell.think_factor,
+    )
+    server = Server(setup, random.Random(f"{seed}-accepted"))
+    try:
+        meter = EvictMeter(server.cache, count_calls=count_calls)
+        return _replay(cell, server, Clients(workload), meter, warm_up_turns, turns, check_every)
+    finally:
+        server.close()
+
+
+def _replay(
+    cell: Cell,
+    server: Server,
+    clients: Clients,
+    meter: EvictMeter,
+    warm_up_turns: int,
+    turns: int,
+    check_every: int,
+) -> Count:
+    track_tokens = TRACK_TOKENS  # what is ideal does not depend on the policy
+    in_flight: dict[str, tuple[Session, array[int]]] = {}
+    now_s = 0.0
+
+    def send() -> None:
+        session = clients.take(now_s)
+        reply = session.generate(session.reply_tokens)
+        req = server.submit(f"{session.number}-{session.at}", session.prompt, reply)
+        in_flight[req.rid] = (session, reply)
+
+    for _ in range(cell.sessions):
+        send()
+    count, done = Count(), 0
+    before: tuple[int, int, int, int] | None = None
+    block_s = 0.0
+    while done < warm_up_turns + turns:
+        prefilled, decoded, finished = server.step()
+        assert prefilled or decoded, "nothing can run: the pools are too small"
+        now_s += pass_s(prefilled, decoded)
+        for req in finished:
+            session, reply = in_flight.pop(req.rid)
+            done += 1
+            if before is None and done > warm_up_turns:
+                before = (server.num_prefilled, meter.states, server.num_retracted, meter.calls)
+                block_s = meter.seconds
+            if before is not None:
+                count.turns += 1
+                count.prompt += len(session.prompt)
+                count.cached += req.cached_tokens
+                count.ideal += session.ideal_cached_tokens(track_tokens)
+                count.generated += len(reply)
+                if count.turns % BLOCK_TURNS == 0:
+                    count.evict_us.append((meter.seconds - block_s) * 1e6 / BLOCK_TURNS)
+                    block_s = meter.seconds
+            clients.replied(session, reply, now_s)
+            send()
+            if done % check_every == 0:
+                server.check()
+    assert before is not None
+    count.prefilled = server.num_prefilled - before[0]
+    count.evicted_states = meter.states - before[1]
+    count.retracted = server.num_retracted - before[2]
+    count.evict_calls = meter.calls - before[3]
+    server.check()
+    return count
+
+
+BLOCK_TURNS = 50

@@ -47,7 +47,7 @@ def accelerators(sysfs: Path = SYSFS) -> list[Accelerator]:
     nodes = sysfs / "class/kfd/kfd/topology/nodes"
     if not nodes.is_dir():
         return []
-    found = []
+    found: list[Accelerator] = []
     for node in sorted(nodes.iterdir(), key=lambda path: int(path.name)):
         properties = _properties(node / "properties")
         version = properties.get("gfx_target_version", 0)

@@ -31,13 +31,11 @@ class UserError(Exception):
         return (_rebuild, (type(self), self.where, self.found, self.allowed, self.do))
 
 
-def _rebuild(
-    kind: type[UserError], where: str, found: str, allowed: str, do: str
-) -> UserError:
+def _rebuild(kind: type[UserError], where: str, found: str, allowed: str, do: str) -> UserError:
     return kind(where, found=found, allowed=allowed, do=do)
 
 
-class JudgedAgainst(Exception):  # noqa: N818 - a verdict, not a fault
+class JudgedAgainst(Exception):
     """A judgement went against (a finding, a worse result, a plan that does not fit): exit 1."""
 
     exit_code = EXIT_JUDGED_AGAINST

@@ -19,7 +19,7 @@ import functools
 import pkgutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Union
+from typing import Any, Literal, Protocol
 
 from sglang_mi300a import hook_fit
 from sglang_mi300a.errors import UserError
@@ -103,7 +103,7 @@ class Reliance(Seam):
     """Code of SGLang's that ours subclasses or calls; judged for fit, never installed."""
 
 
-AnySeam = Union[Hook, Registration, Reliance]
+AnySeam = Hook | Registration | Reliance
 
 
 class Registry(Protocol):

@@ -93,7 +93,7 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UserError(
             str(path),
             found="no such directory",
-            allowed="a local model directory: a Hugging Face checkpoint or a shard-weights artifact",
+            allowed="a local Hugging Face checkpoint or an artifact of shard-weights",
             do="download the model first, or correct the path",
         )
     file = path / "config.json"
@@ -115,7 +115,10 @@ def read_config(path: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(config, dict):
         raise UserError(
-            str(file), found="JSON but no object", allowed="a model's config.json", do="fetch it again"
+            str(file),
+            found="JSON but no object",
+            allowed="a model's config.json",
+            do="fetch it again",
         )
     return config
 
@@ -154,7 +157,9 @@ def check_parallel(model: ServedModel, tp: int, ep: int) -> None:
         )
     bad = [f"{name} {size} / {parts}" for name, (size, parts) in sizes.items() if size % parts]
     if bad:
-        fitting = [n for n in (1, 2, 4, 8) if all(s % (p * n // tp or 1) == 0 for s, p in sizes.values())]
+        fitting = [
+            n for n in (1, 2, 4, 8) if all(s % (p * n // tp or 1) == 0 for s, p in sizes.values())
+        ]
         raise UserError(
             f"--tp-size {tp}",
             found=f"sizes that do not divide: {', '.join(bad)}",

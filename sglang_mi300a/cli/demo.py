@@ -77,7 +77,10 @@ def run(args: argparse.Namespace) -> int:
     if args.keep is not None:
         if args.keep.exists():
             raise UserError(
-                f"--keep {args.keep}", found="it exists", allowed="a new directory", do="name another"
+                f"--keep {args.keep}",
+                found="it exists",
+                allowed="a new directory",
+                do="name another",
             )
         args.keep.mkdir(parents=True)
         summary = walk(args.keep, say)

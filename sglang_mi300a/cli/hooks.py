@@ -97,7 +97,12 @@ def judge_all(tree: hook_fit.SourceTree) -> list[Judgement]:
         fit = hooking.judge(seam, tree, pins)
         rows.append(
             Judgement(
-                seam.name, seam.target, seam.required, fit.status, fit.detail, _diff(seam, fit, pins)
+                seam.name,
+                seam.target,
+                seam.required,
+                fit.status,
+                fit.detail,
+                _diff(seam, fit, pins),
             )
         )
     fields = server_fields(tree)

@@ -317,4 +317,3 @@ def stop_on_failed_rank(signum: int, frame: FrameType | None) -> None:
     for child in psutil.Process().children(recursive=True):
         child.kill()
     os._exit(EXIT_BAD_INPUT)
-

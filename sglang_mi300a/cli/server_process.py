@@ -21,7 +21,7 @@ from sglang_mi300a import boot_report, settings
 POLL_S = 0.5
 
 
-class ServerDied(Exception):  # noqa: N818 - read as a sentence where it is raised
+class ServerDied(Exception):
     """The server process ended, or did not become ready in time.
 
     Attributes:
@@ -178,7 +178,7 @@ class Server:
         """Yield the pieces of a streamed chat completion."""
         import requests
 
-        body = {
+        body: dict[str, Any] = {
             "model": "default", "messages": list(messages), "max_tokens": num_tokens,
             "temperature": 0, "stream": True, "ignore_eos": True, "skip_special_tokens": False,
         }  # fmt: skip

@@ -63,7 +63,11 @@ def run(args: argparse.Namespace) -> int:
     print(
         f"{report.output}: ranks {', '.join(map(str, report.ranks))}; read "
         f"{report.num_bytes_read / 1e9:.3f} GB, wrote {report.num_bytes_written / 1e9:.3f} GB"
-        + (f"; {report.num_files_kept} files of an earlier run kept" if report.num_files_kept else "")
+        + (
+            f"; {report.num_files_kept} files of an earlier run kept"
+            if report.num_files_kept
+            else ""
+        )
     )
     if report.missing_ranks:
         print(f"still to make: --ranks {','.join(map(str, report.missing_ranks))}")

@@ -17,7 +17,7 @@ from sglang_mi300a.hooking import reached
 from sglang_mi300a.moe.reference import expert_layer
 
 
-class MI300AQuarkConfig(QuarkConfig):  # type: ignore[misc]
+class MI300AQuarkConfig(QuarkConfig):
     """Stock's Quark configuration; MXFP4 experts get :class:`FusedMxfp4MoE`."""
 
     def get_moe_scheme(self, module: torch.nn.Module, layer_name: str) -> QuarkMoEScheme:
@@ -34,7 +34,7 @@ class MI300AQuarkConfig(QuarkConfig):  # type: ignore[misc]
         )
 
 
-class FusedMxfp4MoE(QuarkW4A4MXFp4MoE):  # type: ignore[misc]
+class FusedMxfp4MoE(QuarkW4A4MXFp4MoE):
     """MXFP4 weights with activations in the model's own dtype (W4A16).
 
     Parameters keep stock's names, shapes and loader attributes. Stock's own steps after loading
@@ -72,9 +72,7 @@ class FusedMxfp4MoE(QuarkW4A4MXFp4MoE):  # type: ignore[misc]
                     do="fetch the checkpoint again, or `sglang-mi300a artifact verify`",
                 )
 
-    def create_moe_runner(
-        self, layer: torch.nn.Module, moe_runner_config: MoeRunnerConfig
-    ) -> None:
+    def create_moe_runner(self, layer: torch.nn.Module, moe_runner_config: MoeRunnerConfig) -> None:
         """Keep the configuration; refuse what our expert layer does not compute."""
         self.moe_runner_config = moe_runner_config
         unsupported = {
@@ -98,11 +96,11 @@ class FusedMxfp4MoE(QuarkW4A4MXFp4MoE):  # type: ignore[misc]
                 do="serve this model without this package (--mi300a off)",
             )
 
-    def apply_weights(self, layer: torch.nn.Module, dispatch_output: Any) -> StandardCombineInput:
+    def apply_weights(self, layer: Any, dispatch_output: Any) -> StandardCombineInput:
         """Return the routed experts' sum for the dispatched tokens."""
         reached("moe.quark")
         reached("moe.quark_mxfp4")
-        dispatcher = layer.dispatcher
+        dispatcher: Any = layer.dispatcher
         if dispatcher.moe_ep_size > 1 and dispatcher.use_aiter_moe_runner:
             raise UserError(
                 self.layer_name,

@@ -7,7 +7,6 @@ from typing import Any
 from sglang_mi300a.errors import UserError
 from sglang_mi300a.settings import Resolved
 
-
 ENDLESS_BYTES = 1 << 50
 """A KV budget that never binds: SGLang takes the smaller of what a budget holds and
 ``--max-total-tokens``, so with this budget the flag alone decides."""

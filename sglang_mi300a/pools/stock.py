@@ -11,7 +11,7 @@ from typing import Any
 
 from sglang.srt.environ import envs
 from sglang.srt.mem_cache.registry import default_radix_cache_factory
-from sglang.srt.mem_cache.unified_cache.component_type import BASE_COMPONENT_TYPE, ComponentType
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.components.mamba_component import MambaComponent
 from sglang.srt.mem_cache.unified_cache.components.tree_component import (
     EvictLayer,

@@ -30,8 +30,7 @@ _ASK_FOR_REPLY = tuple(range(6, 11))
 THINKING_TOKENS = 2
 _THINKING_DROPPED = (11, 12)
 _FIRST_WORD = 1_000
-_FIRST_REPLY_TOKEN = 100_000
-_NUM_REPLY_TOKENS = 100_000
+_REPLY_TOKENS = range(100_000, 200_000)
 _FIRST_SYSTEM_TOKEN = 500_000
 
 
@@ -122,8 +121,7 @@ class Session:
 
     def generate(self, num_tokens: int) -> array[int]:
         """Return ``num_tokens`` reply tokens, as if generated."""
-        first, last = _FIRST_REPLY_TOKEN, _FIRST_REPLY_TOKEN + _NUM_REPLY_TOKENS - 1
-        return array("q", (self._replies.randint(first, last) for _ in range(num_tokens)))
+        return array("q", self._replies.choices(_REPLY_TOKENS, k=num_tokens))
 
     def next_turn(self, reply: array[int]) -> None:
         """Go to the next turn; ``reply`` is what was generated for this one."""

@@ -65,7 +65,10 @@ def load(name: str) -> Preset:
     """
     if name not in names():
         raise UserError(
-            "--mi300a", found=f"{name!r}", allowed=f"off, {', '.join(names())}", do="pass one of them"
+            "--mi300a",
+            found=f"{name!r}",
+            allowed=f"off, {', '.join(names())}",
+            do="pass one of them",
         )
     data = _file(f"serving/{name}")
     return Preset(name=name, title=data["title"], lines=tuple(_merged(data)))

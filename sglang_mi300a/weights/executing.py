@@ -28,6 +28,9 @@ Seen = Callable[[Rows, Bytes], None]
 class Sink(Protocol):
     """Where one rank's tensors go."""
 
+    def start_thread(self) -> None:
+        """Be told, in each thread that will write, before it does."""
+
     def write(self, name: str, offset: int, data: Bytes) -> None:
         """Take the bytes of a stored tensor from ``offset`` on; uint8, flat, C-contiguous.
 

@@ -73,7 +73,7 @@ def from_artifact(
 
     begin = time.perf_counter()
     with Files() as files:
-        _run_all(load, tensors, options.threads)
+        _run_all(load, tensors, sink, options.threads)
     num_verified = sum(tensor.size for tensor in tensors if tensor.name in checked)
     return _report("artifact", begin, files.counts, num_verified)
 
@@ -99,12 +99,12 @@ def from_checkpoint(
                 executor.make(group, [sink])
             rewritten.append(executor.neutralised_blocks)
 
-        _run_all(make, groups([plan], layout), options.threads)
+        _run_all(make, groups([plan], layout), sink, options.threads)
     return _report("checkpoint", begin, files.counts, 0, sum(rewritten))
 
 
-def _run_all(work: Callable[[_T], None], items: Sequence[_T], threads: int) -> None:
-    with ThreadPoolExecutor(threads, thread_name_prefix="weights") as pool:
+def _run_all(work: Callable[[_T], None], items: Sequence[_T], sink: Sink, threads: int) -> None:
+    with ThreadPoolExecutor(threads, "weights", initializer=sink.start_thread) as pool:
         futures = [pool.submit(work, item) for item in items]
         try:
             finished, _ = wait(futures, return_when=FIRST_EXCEPTION)

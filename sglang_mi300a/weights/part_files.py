@@ -45,6 +45,9 @@ class PartFile:
         os.ftruncate(self._descriptor, self.size)
         _write_all(self._descriptor, head, 0)
 
+    def start_thread(self) -> None:
+        """Need nothing; see :class:`~sglang_mi300a.weights.executing.Sink`."""
+
     def write(self, name: str, offset: int, data: Bytes) -> None:
         """Take bytes of a tensor; see :class:`~sglang_mi300a.weights.executing.Sink`."""
         stream = self._streams[name]

@@ -38,7 +38,7 @@ from sglang_mi300a.weights.plan import Placement, RankPlan, Source, num_rows
 from sglang_mi300a.weights.reading import Files, Ring
 from sglang_mi300a.weights.resuming import DIRECTORY as PARTIAL_NAME
 from sglang_mi300a.weights.resuming import Progress, Record
-from sglang_mi300a.weights.steps import Group, Rows, Stored, groups
+from sglang_mi300a.weights.steps import Group, Rows, Stored, groups, step_bytes
 
 Bytes = NDArray[np.uint8]
 
@@ -219,7 +219,7 @@ def shard_weights(
                 records,
                 done,
                 files,
-                Ring(jobs * JOB_BUFFER_BYTES, jobs),
+                Ring(jobs * _buffer_bytes(parts, sources), jobs),
                 advance,
             )
             kept = sum(name in done for name in wanted)
@@ -494,6 +494,13 @@ def _run_jobs(run: _Run, parts: list[_PartSpec], jobs: int) -> None:
             for future in futures:
                 future.cancel()
     real = [error for error in errors if not isinstance(error, _Stopped)]
+    if real and isinstance(real[0], OSError):
+        raise UserError(
+            str(run.output),
+            found=f"a write that failed ({real[0].strerror})",
+            allowed="a file system that takes the artifact",
+            do="free space or choose another --out; repeating the command goes on from here",
+        ) from real[0]
     if real:
         raise real[0]
 
@@ -543,6 +550,9 @@ def _make_part(run: _Run, spec: _PartSpec) -> None:
 class _Nowhere:
     """The sink of a rank that is not written now."""
 
+    def start_thread(self) -> None:
+        """Need nothing."""
+
     def write(self, name: str, offset: int, data: Bytes) -> None:
         """Drop the bytes."""
 
@@ -586,6 +596,12 @@ class _SourceChecksums:
         shape = self._sources[name].shape
         is_stack = len(shape) == 3 and name.endswith((".gate_up_proj", ".experts.down_proj"))
         return shape[1] if is_stack else num_rows(shape)
+
+
+def _buffer_bytes(parts: list[_PartSpec], sources: dict[str, Source]) -> int:
+    """Return the size of a job's buffer: it must hold what one expert slot of all ranks needs."""
+    stacks = (group for spec in parts for group in spec.groups if group.is_expert_stack)
+    return max([JOB_BUFFER_BYTES, *(step_bytes(group, sources) for group in stacks)])
 
 
 # -- the end ---------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from sglang_mi300a.artifact_manifest import DTYPE_BYTES, size_bytes
 from sglang_mi300a.layout import Layout
 from sglang_mi300a.weights.plan import Parameter, Piece, RankPlan, Source, num_columns
+from sglang_mi300a.weights.reading import BLOCK_BYTES
 
 
 class Rows(NamedTuple):
@@ -192,6 +193,16 @@ def expert_steps(group: Group) -> Iterator[ExpertStep]:
             for pair in zip(places[weight], places[scale], strict=True)
         )
         yield ExpertStep(slot, tuple(reads), scaled)
+
+
+def step_bytes(group: Group, sources: Mapping[str, Source]) -> int:
+    """Return the room that one step of a stack of experts needs in a read buffer."""
+    reads = next(expert_steps(group)).reads
+    return sum(
+        (chunk.rows.stop - chunk.rows.start) * _row_bytes(sources[chunk.rows.source])
+        + 2 * BLOCK_BYTES
+        for chunk in reads
+    )
 
 
 def _row_bytes(source: Source) -> int:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -339,8 +339,8 @@ def _matched(
         if parameter is not None:
             _check_shape(content, name, shape, parameter)
             parameter.data.zero_()
-    _check_names("lacks", "first", set(parameters) - set(content.stored), content, wanted)
-    _check_names("holds besides", "first", set(content.stored) - set(parameters), content, wanted)
+    _check_names("lacks", set(parameters) - set(content.stored), content, wanted)
+    _check_names("has no place for", set(content.stored) - set(parameters), content, wanted)
     for name, parameter in parameters.items():
         stored = content.stored[name]
         _check_shape(content, name, stored.shape, parameter)
@@ -357,9 +357,7 @@ def _matched(
     return parameters
 
 
-def _check_names(
-    verb: str, first: Literal["first"], names: set[str], content: _Content, wanted: _Wanted
-) -> None:
+def _check_names(problem: str, names: set[str], content: _Content, wanted: _Wanted) -> None:
     if not names:
         return
     chosen = sorted(names)
@@ -368,7 +366,7 @@ def _check_names(
         hint = "build the model as it was sharded: with or without --text-only on both sides"
     raise UserError(
         str(content.directory),
-        found=f"{wanted.part} {verb} {len(chosen)} parameters, {first} {chosen[0]}",
+        found=f"the {wanted.part} {problem} {len(chosen)} parameters, first {chosen[0]}",
         allowed="the parameters of SGLang's model, all and no more",
         do=hint,
     )
@@ -400,8 +398,14 @@ class _ParameterSink:
     def __init__(
         self, parameters: Mapping[str, torch.nn.Parameter], stored: Mapping[str, Stored]
     ) -> None:
+        self._device = next(iter(parameters.values())).device
         self._flat = {name: p.data.view(-1) for name, p in parameters.items()}
         self._stored = {name: stored[name].dtype for name in parameters}
+
+    def start_thread(self) -> None:
+        """Make the parameters' device this thread's own, which for a new thread is the first."""
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
 
     def write(self, name: str, offset: int, data: NDArray[np.uint8]) -> None:
         """Copy, and convert if the model holds the tensor in another float type."""

@@ -36,7 +36,11 @@ def test_the_readme_names_every_preset_and_only_real_commands():
 
 def test_the_readmes_apt_line_is_that_of_the_set_up():
     packages = (ROOT / "requirements/apt.txt").read_text().split()
-    lines = [line for line in (ROOT / "README.md").read_text().splitlines() if "apt-get ins" in line]
+    lines = [
+        line for line in (ROOT / "README.md").read_text().splitlines() if "apt-get ins" in line
+    ]
     assert len(lines) == 2
     for line in lines:
-        assert set(packages) == set(line.split("--no-install-recommends ")[1].split(" && ")[0].split())
+        assert set(packages) == set(
+            line.split("--no-install-recommends ")[1].split(" && ")[0].split()
+        )

@@ -9,7 +9,9 @@ import pytest
 from sglang_mi300a import hook_fit, plugin
 from sglang_mi300a.cli.main import main
 
-TARGETS = sorted({hook_fit.find(s.target, plugin.installed_sglang()).file for s in plugin.all_seams()})
+TARGETS = sorted(
+    {hook_fit.find(s.target, plugin.installed_sglang()).file for s in plugin.all_seams()}
+)
 PROFILE = "sglang/srt/mem_cache/kv_cache_configurator.py"
 
 

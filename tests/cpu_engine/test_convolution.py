@@ -25,7 +25,9 @@ def _silu(value: float) -> float:
     return value / (1 + math.exp(-value))
 
 
-def _step(window: list[list[float]], weight: torch.Tensor, bias: torch.Tensor | None) -> list[float]:
+def _step(
+    window: list[list[float]], weight: torch.Tensor, bias: torch.Tensor | None
+) -> list[float]:
     """Return one token's output; ``window`` is the last ``WIDTH`` inputs, oldest first."""
     return [
         _silu(

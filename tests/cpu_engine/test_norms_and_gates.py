@@ -73,7 +73,9 @@ def test_query_and_key_heads_are_normed_alone_and_scaled_by_one_plus_weight(
         for token in range(tokens):
             for head in range(heads):
                 row = source[token, head * d : (head + 1) * d].tolist()
-                wanted = [v / _rms(row) * (1 + w) for v, w in zip(row, weight.tolist(), strict=True)]
+                wanted = [
+                    v / _rms(row) * (1 + w) for v, w in zip(row, weight.tolist(), strict=True)
+                ]
                 torch.testing.assert_close(
                     normed[token * heads + head], torch.tensor(wanted), atol=TOLERANCE, rtol=0
                 )
@@ -100,9 +102,7 @@ def test_the_gate_is_taken_out_from_between_the_query_heads(
     for token in range(tokens):
         for head in range(q_heads):
             first = (2 * head + 1) * d
-            assert torch.equal(
-                gate[token * q_heads + head], q_gate[token, first : first + d]
-            )
+            assert torch.equal(gate[token * q_heads + head], q_gate[token, first : first + d])
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 3])

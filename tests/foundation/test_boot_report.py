@@ -5,7 +5,9 @@ from sglang_mi300a.boot_report import RankReport, SeamState
 
 
 def report(rank, calls=3, live=True, **more):
-    return RankReport(rank, 100 + rank, "serving", {"moe.quark": SeamState(True, live, calls)}, **more)
+    return RankReport(
+        rank, 100 + rank, "serving", {"moe.quark": SeamState(True, live, calls)}, **more
+    )
 
 
 def test_a_written_report_is_read_back(tmp_path):

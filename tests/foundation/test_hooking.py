@@ -164,9 +164,7 @@ def test_a_second_plugin_that_wraps_the_target_is_reported_and_does_not_stop(ins
 
     gate.before_first_byte()
     assert caller.through_name() == 198
-    others = hooking.other_plugins(
-        hooking.installed()["room.hook"], stock.HookRegistry._hooks
-    )
+    others = hooking.other_plugins(hooking.installed()["room.hook"], stock.HookRegistry._hooks)
     assert others == ["after by None"]
 
 

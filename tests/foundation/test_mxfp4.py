@@ -57,7 +57,9 @@ def test_quantising_representable_values_gives_them_back(seed):
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(-20, 20))
-def test_quantising_is_no_worse_than_any_other_power_of_two_scale_with_nearest_elements(seed, power):
+def test_quantising_is_no_worse_than_any_other_power_of_two_scale_with_nearest_elements(
+    seed, power
+):
     values = np.random.default_rng(seed).normal(size=(1, 32)).astype(np.float32) * 2.0**power
     got = mxfp4.dequantise(*mxfp4.quantise(values))
     error = float(((got - values).astype(np.float64) ** 2).sum())
@@ -91,13 +93,15 @@ def test_values_that_are_not_finite_and_odd_lengths_are_refused():
 
 
 def test_a_nan_scale_is_refused_even_where_all_codes_are_zero():
-    scales, scan = mxfp4.scan_scales(np.zeros((1, 32), np.uint8), np.array([[127, 255]], np.uint8))
+    _, scan = mxfp4.scan_scales(np.zeros((1, 32), np.uint8), np.array([[127, 255]], np.uint8))
     assert scan.refused
     assert (scan.nan_blocks, scan.first_bad) == (1, 1)
 
 
 @pytest.mark.parametrize("byte", [0, 1, 253, 254])
-def test_a_scale_no_decode_takes_exactly_is_refused_with_a_nonzero_code_and_neutralised_without(byte):
+def test_a_scale_no_decode_takes_exactly_is_refused_with_a_nonzero_code_and_neutralised_without(
+    byte,
+):
     packed = np.zeros((1, 32), np.uint8)
     packed[0, 16:] = 0x80  # minus zero in the second block: still zero
     scales = np.array([[byte, byte]], np.uint8)

@@ -58,7 +58,9 @@ def test_a_quark_mxfp4_qwen3_5_moe_is_ours_even_in_a_path_with_spaces_and_bracke
         (lambda c: c.pop("quantization_config"), "quantization_config null"),
         (lambda c: c["quantization_config"].update(quant_method="awq"), "awq"),
         (
-            lambda c: c["quantization_config"]["global_quant_config"]["weight"].update(dtype="int4"),
+            lambda c: c["quantization_config"]["global_quant_config"]["weight"].update(
+                dtype="int4"
+            ),
             "int4",
         ),
         (

@@ -52,9 +52,13 @@ def by_loops(hidden, w, ids, router):
 def inputs(num_tokens, seed=1):
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.randn(num_tokens, HIDDEN, generator=generator) * 0.1
-    ids = torch.stack(
-        [torch.randperm(EXPERTS, generator=generator)[:TOP_K] for _ in range(num_tokens)]
-    ) if num_tokens else torch.zeros(0, TOP_K, dtype=torch.int64)
+    ids = (
+        torch.stack(
+            [torch.randperm(EXPERTS, generator=generator)[:TOP_K] for _ in range(num_tokens)]
+        )
+        if num_tokens
+        else torch.zeros(0, TOP_K, dtype=torch.int64)
+    )
     router = torch.rand(num_tokens, TOP_K, generator=generator)
     return hidden, ids.to(torch.int32), router
 
@@ -76,9 +80,7 @@ def test_an_id_of_minus_one_contributes_nothing_and_is_never_an_index():
     ids[2, 0] = -1
     out = expert_layer(hidden, **w, topk_ids=ids, topk_weights=router)
     assert (out[1] == 0).all()
-    np.testing.assert_allclose(
-        out.numpy(), by_loops(hidden, w, ids, router), rtol=1e-4, atol=1e-5
-    )
+    np.testing.assert_allclose(out.numpy(), by_loops(hidden, w, ids, router), rtol=1e-4, atol=1e-5)
 
 
 def test_all_padding_is_fine():

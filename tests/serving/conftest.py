@@ -54,12 +54,12 @@ class Oracle:
 @pytest.fixture(scope="session")
 def models(tmp_path_factory):
     """Return a function that makes (once) and returns a tiny checkpoint."""
-    root = tmp_path_factory.mktemp("tiny models [1]")
+    root = tmp_path_factory.mktemp("tiny-models")  # stock's own loader fails on brackets
 
     @functools.cache
     def make(kind="qwen3_5-moe-mxfp4", echo=True, seed=0, mtp=True):
         path = root / f"{kind}-{echo}-{seed}-{mtp}"
-        make_tiny_model(path, kind=kind, echo=echo, seed=seed, mtp=mtp)
+        make_tiny_model(path, kind=kind, echo=echo and mtp, seed=seed, mtp=mtp)
         return path
 
     return make
@@ -68,7 +68,7 @@ def models(tmp_path_factory):
 @pytest.fixture(scope="session")
 def artifacts(models, tmp_path_factory):
     """Return a function that shards (once) a tiny checkpoint."""
-    root = tmp_path_factory.mktemp("artifacts (1)")
+    root = tmp_path_factory.mktemp("artifacts [1]")
 
     @functools.cache
     def make(tp, ep=1, **model):

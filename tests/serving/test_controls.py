@@ -29,10 +29,10 @@ def test_with_the_package_off_stock_fails_at_its_own_expert_kernels(models):
 
 
 def test_a_dense_model_is_served_with_the_package_off_and_untouched(models):
-    command = [*STOCK_LAUNCH, "--model-path", str(models(kind="dense", echo=False, mtp=False))]
+    command = [*STOCK_LAUNCH, "--model-path", str(models(kind="dense", mtp=False))]
     flags = ["--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native"]
     with Server([*command, *flags, "--max-total-tokens", "1024"], stock_environment()) as server:
-        oracle = Oracle(models(kind="dense", echo=False, mtp=False))
+        oracle = Oracle(models(kind="dense", mtp=False))
         prompt = oracle.prompt("Plain?")
         assert server.complete(prompt, 8).tokens == oracle.tokens(prompt, 8)
         assert server.hooks == {}
@@ -55,7 +55,7 @@ def flip_one_byte(model_dir):
 def test_one_flipped_weight_byte_changes_tokens_and_is_served_as_it_is_from_a_checkpoint(
     models, oracle, tmp_path
 ):
-    flipped = tmp_path / "flipped"
+    flipped = tmp_path / "flipped [1]"
     shutil.copytree(models(), flipped)
     flip_one_byte(flipped)
     changed = Oracle(flipped)
@@ -68,7 +68,7 @@ def test_one_flipped_weight_byte_changes_tokens_and_is_served_as_it_is_from_a_ch
         assert "shard-weights" in server.log  # the first start says what would make it faster
 
 
-SABOTAGE = '''
+SABOTAGE = """
 import os, sys
 
 def activate():
@@ -77,7 +77,7 @@ def activate():
         if frame.f_code.co_name == "run_scheduler_process" and frame.f_locals["tp_rank"] == 1:
             os.environ.pop("SGLANG_MI300A_RESOLVED")
         frame = frame.f_back
-'''
+"""
 
 
 def other_plugin(folder, source):
@@ -101,7 +101,7 @@ def test_a_rank_that_starts_without_the_plugin_is_named_and_stops_the_server(art
     assert "rank 1: no report; it started without the plugin" in died.log
 
 
-REPLACE = '''
+REPLACE = """
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 def activate():
@@ -111,7 +111,7 @@ def activate():
         HookType.AROUND,
     )
     HookRegistry.apply_hooks()
-'''
+"""
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ def causal_conv1d_fn_cpu(
     bounds = [0, x.shape[1]] if query_start_loc is None else query_start_loc.tolist()
     for i, (first, last) in enumerate(pairwise(bounds)):
         line = i if cache_indices is None else int(cache_indices[i])
-        if line == pad_slot_id:
+        if line == pad_slot_id or first == last:
             continue
         before = x.new_zeros(x.shape[0], history).float()
         if conv_states is not None and has_initial_state is not None and has_initial_state[i]:
@@ -186,8 +186,14 @@ def _weigh(
     bias: torch.Tensor | None,
     activation: str | bool | None,
 ) -> torch.Tensor:
-    """Return ``[channels, tokens]`` float32 for windows ``[channels, tokens, width]``."""
-    summed = (windows * weight.float().unsqueeze(1)).sum(dim=-1)
+    """Return ``[channels, tokens]`` float32 for windows ``[channels, tokens, width]``.
+
+    The order of the sum is written out, so that a token's result has the same bits however its
+    sequence was cut into calls.
+    """
+    summed = torch.zeros(windows.shape[:2])
+    for tap in range(windows.shape[2]):
+        summed = summed + windows[:, :, tap] * weight[:, tap : tap + 1].float()
     if bias is not None:
         summed = summed + bias.float().unsqueeze(1)
     if activation in (True, "silu", "swish"):

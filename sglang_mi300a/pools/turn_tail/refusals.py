@@ -94,7 +94,12 @@ def refuse_what_is_unsupported(setup: Setup) -> None:
             "an eviction order of its own",
             "TurnTail's order",
         ),
-        (s.enable_streaming_session, "--enable-streaming-session", "given", "requests on their own"),
+        (
+            s.enable_streaming_session,
+            "--enable-streaming-session",
+            "given",
+            "requests on their own",
+        ),
         (s.enable_unified_memory, "--enable-unified-memory", "given", "a state pool of its own"),
         (s.enable_lmcache, "--enable-lmcache", "LMCache", "SGLang's own prefix cache"),
         (s.enable_flexkv, "--enable-flexkv", "FlexKV", "SGLang's own prefix cache"),

@@ -273,10 +273,20 @@ u64 exec_and_not(u64 s, u64 exec) { return exec & ~s; }
 u64 nand_both(u64 s, u64 exec) { return ~(s & exec); }
 u64 nor_both(u64 s, u64 exec) { return ~(s | exec); }
 u64 xnor_both(u64 s, u64 exec) { return ~(s ^ exec); }
+u64 exec_or_not(u64 s, u64 exec) { return exec | ~s; }
 
 template <u64 (*kCombine)(u64, u64)>
 void add_save_exec(const char* name) {
   special(name, "scalar", "u64(u64)", IssueClass::salu, save_exec<kCombine>);
+}
+
+// EXEC = out = f(source, EXEC).
+template <u64 (*kCombine)(u64 source, u64 exec)>
+void write_exec(Wave& wave, const Instruction& i, const Opcode&) {
+  const u64 after = kCombine(scalar_value(wave, i.in[0]), wave.exec());
+  wave.write_scalar64(i.out.index, after);
+  wave.set_scalar64(kExec, after);
+  wave.scc = after != 0;
 }
 
 }  // namespace
@@ -302,6 +312,9 @@ void add_scalar() {
   add_save_exec<and_not_exec>("s_andn2_saveexec_b64");
   add_save_exec<or_not_exec>("s_orn2_saveexec_b64");
   add_save_exec<exec_and_not>("s_andn1_saveexec_b64");
+  add_save_exec<exec_or_not>("s_orn1_saveexec_b64");
+  special("s_andn1_wrexec_b64", "scalar", "u64(u64)", IssueClass::salu, write_exec<exec_and_not>);
+  special("s_andn2_wrexec_b64", "scalar", "u64(u64)", IssueClass::salu, write_exec<and_not_exec>);
   add_save_exec<nand_both>("s_nand_saveexec_b64");
   add_save_exec<nor_both>("s_nor_saveexec_b64");
   add_save_exec<xnor_both>("s_xnor_saveexec_b64");

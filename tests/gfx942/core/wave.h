@@ -69,7 +69,6 @@ struct InFlight {
   s16 first_scalar;
   bool ordered;  // returns in order with the others of its counter
   bool flat;     // counted by both counters
-  bool lds_write;
 };
 
 using Queue = std::deque<InFlight>;
@@ -94,6 +93,7 @@ struct Wave {
   WaveState state;
   Queue vector_memory;  // what s_waitcnt vmcnt counts
   Queue lds_and_scalar;  // what s_waitcnt lgkmcnt counts
+  std::vector<u32> lds_written;  // words of LDS written since the last wait for LDS
   std::vector<u8> scratch;  // lane l's bytes start at l * scratch_bytes
   const Instruction* now;
   Group* group;
@@ -135,10 +135,14 @@ struct Wave {
   }
 
   // The load of `count` registers from `first` on has been issued.
-  void issue(Queue& queue, int first, int count, u64 lanes, bool flat = false);
+  void issue(Queue& queue, int first, int count, u64 lanes);
+  // A flat one is counted by both counters and waited for by both.
+  void issue_flat(int first, int count, u64 lanes);
   void issue_scalar(int first_scalar, int count);
   // s_waitcnt: at most so many may be outstanding from here on.
   void wait(Queue& queue, u32 at_most);
+  // Mark again what is still under way, after something of it was taken off a queue.
+  void mark_pending();
 
   void check_read_slowly(int index, u64 lanes);
   void check_scalar_slowly(int index);
@@ -149,12 +153,14 @@ struct Wave {
 
 // Who touched a word of LDS last, to find accesses that no barrier separates.
 struct LdsWord {
-  u32 written_in = 0;  // barrier epoch of the last write; 0: never written
-  u32 read_in = 0;
-  s16 writer = -1;
-  s16 reader = -1;  // -2: more than one wave
   u64 write_pc = 0;
   u64 read_pc = 0;
+  u32 written_in = 0;  // Group::epoch of the last write; 0: never written
+  u32 read_in = 0;
+  s16 writer = -1;
+  s16 reader = -1;
+  bool written_by_atomic = false;
+  bool read_by_many = false;
 };
 
 struct Group {

@@ -1,0 +1,59 @@
+"""Small checkpoints and artifacts, made once."""
+
+import numpy as np
+import pytest
+
+from sglang_mi300a.artifact_manifest import DTYPE_BYTES
+from sglang_mi300a.weights.shard import shard_weights
+from tests.weights import checkpoints
+
+SGLANG = "==0.5.18"
+
+
+def make_checkpoint(directory, *, seed=0, text=checkpoints.SMALL_TEXT, **kinds):
+    config = checkpoints.config(text)
+    return checkpoints.write(directory, config, checkpoints.shapes(text, **kinds), seed=seed)
+
+
+def shard(model, out, **options):
+    options = {"sglang": SGLANG, "jobs": 2, "part_bytes": 100_000, **options}
+    return shard_weights(model, out, **options)
+
+
+def content_of(directory):
+    """Return every file of a directory by relative name, hidden ones too."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+class ArraySink:
+    """A sink that keeps one rank's tensors as bytes; what is never written stays zero."""
+
+    def __init__(self, tensors):
+        self.bytes = {
+            t.name: np.zeros(int(np.prod(t.shape)) * DTYPE_BYTES[t.dtype], dtype=np.uint8)
+            for t in tensors
+        }
+
+    def start_thread(self):
+        pass
+
+    def write(self, name, offset, data):
+        self.bytes[name][offset : offset + len(data)] = data
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory):
+    """A checkpoint with MXFP4 experts and an MTP layer, 4 layers, ~1.3 MB."""
+    return make_checkpoint(tmp_path_factory.mktemp("small") / "checkpoint")
+
+
+@pytest.fixture(scope="session")
+def small_tp2(small, tmp_path_factory):
+    """Its artifact for two ranks; not to be changed."""
+    out = tmp_path_factory.mktemp("small-tp2") / "artifact"
+    shard(small, out, tp=2)
+    return out
