@@ -10,7 +10,7 @@ PYTEST_ARGS ?=
 export OMP_NUM_THREADS := 1
 export PYTHON
 
-.PHONY: help setup demo test test-slow lint format wheel clean
+.PHONY: help setup demo test test-slow newest-sglang lint format wheel clean
 
 help: ## list what can be made (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -27,6 +27,11 @@ test: lint ## lint, then every test that is not slow
 
 test-slow: setup ## the tests marked slow
 	$(IN_VENV) pytest -m slow $(PYTEST_ARGS)
+
+newest-sglang: setup ## judge every hook against the newest SGLang release; reports, never fails
+	@rm -rf build/newest-sglang && mkdir -p build/newest-sglang
+	-@.venv/bin/python -m pip download -q --disable-pip-version-check --no-deps --only-binary=:all: \
+	  -d build/newest-sglang sglang && .venv/bin/sglang-mi300a hooks check --sglang build/newest-sglang/sglang-*.whl
 
 lint: setup ## ruff, formatting, types (mypy --strict), Python 3.10 syntax and library
 	$(IN_VENV) ruff check .

@@ -9,14 +9,14 @@ rank. It sits in the start-up warm-up request, so nothing of a user's is admitte
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sglang_mi300a import boot_report
 from sglang_mi300a.boot_report import RankReport
-from sglang_mi300a.hooking import HookError, Reliance, Stage, installed
+from sglang_mi300a.hooking import HookError, Reliance, Stage, installed, other_plugins
 
 AllGather = Callable[[Any], list[Any]]
 
@@ -39,12 +39,15 @@ class RankGates:
         run_dir: Where the boot report goes.
         all_gather: Returns every rank's object, in rank order; called at the same points on all.
         proofs_wanted: Stages that must be proved before the gate is taken away.
+        hooks_by_target: SGLang's own record of who hooks what, to report other plugins.
+        facts: What rooms add to this rank's boot report.
     """
 
     rank: int
     run_dir: Path
     all_gather: AllGather
     proofs_wanted: frozenset[Stage]
+    hooks_by_target: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     _live: dict[str, tuple[bool, str]] | None = None
     _completed: set[str] = field(default_factory=set)
@@ -72,7 +75,10 @@ class RankGates:
         Raises:
             HookError: One is not, with its name and where SGLang's lookup leads instead.
         """
-        self._live = boot_report.liveness()
+        self._live = {
+            name: (is_up, note or self._others(name))
+            for name, (is_up, note) in boot_report.liveness().items()
+        }
         dead = [
             f"{name} ({note})"
             for name, (is_up, note) in self._live.items()
@@ -85,6 +91,10 @@ class RankGates:
                 why="another plugin or an earlier import holds the original",
             )
         self.report("load")
+
+    def _others(self, name: str) -> str:
+        others = other_plugins(installed()[name], self.hooks_by_target)
+        return f"its target is also hooked: {', '.join(others)}" if others else ""
 
     def guard_forward(self, model: Any) -> None:
         """Put gate 2 in front of ``model.forward`` of this instance, until it has passed."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import pkgutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -130,7 +130,6 @@ class Installed:
 
 
 _installed: dict[str, Installed] = {}
-_on_first_call: list[Callable[[], None]] = []
 
 
 def installed() -> dict[str, Installed]:
@@ -141,23 +140,13 @@ def installed() -> dict[str, Installed]:
 def forget() -> None:
     """Forget every installed seam (for tests; SGLang keeps what was applied)."""
     _installed.clear()
-    _on_first_call.clear()
-
-
-def when_first_reached(call: Callable[[], None]) -> None:
-    """Have ``call`` run each time some seam is reached for the first time."""
-    _on_first_call.append(call)
 
 
 def reached(name: str) -> None:
     """Count one call through seam ``name``; unknown names are ignored (seam not installed)."""
     entry = _installed.get(name)
-    if entry is None:
-        return
-    entry.calls += 1
-    if entry.calls == 1:
-        for call in _on_first_call:
-            call()
+    if entry is not None:
+        entry.calls += 1
 
 
 def install(
@@ -306,7 +295,7 @@ def _describe(attribute: Any) -> str:
     return f"{module}.{getattr(attribute, '__qualname__', repr(attribute))}"
 
 
-def other_plugins(entry: Installed, hooks_by_target: dict[str, Sequence[Any]]) -> list[str]:
+def other_plugins(entry: Installed, hooks_by_target: Mapping[str, Sequence[Any]]) -> list[str]:
     """Return descriptions of hooks that other plugins put on the same target.
 
     Args:
@@ -314,4 +303,8 @@ def other_plugins(entry: Installed, hooks_by_target: dict[str, Sequence[Any]]) -
         hooks_by_target: ``HookRegistry._hooks``: target to ``(type, callable, source)`` rows.
     """
     rows = hooks_by_target.get(entry.seam.target, ())
-    return [f"{row[0].value} by {row[2]}" for row in rows if row[1] is not entry.counted]
+    return [
+        f"{kind.value} by {getattr(source, 'plugin_name', 'an unnamed plugin')}"
+        for kind, call, source in rows
+        if call is not entry.counted
+    ]

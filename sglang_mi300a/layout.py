@@ -50,7 +50,7 @@ class Layout(Protocol):
         """Name and version, ``plain/1``."""
 
     def stored(self, plain: Sequence[ExpertTensor]) -> tuple[ExpertTensor, ...]:
-        """Return the tensors that hold what ``plain`` held."""
+        """Return the tensors that hold what ``plain`` held; ``plain`` if it is not for such."""
 
     def apply(self, plain: Mapping[str, Bytes]) -> dict[str, Bytes]:
         """Return the stored bytes of one expert, by name.

@@ -85,6 +85,7 @@ def _activate_rank(record: settings.Resolved) -> None:
         run_dir=Path(record.run_dir),
         all_gather=_all_gather,
         proofs_wanted=gates.proofs_wanted(with_draft=record.with_draft),
+        hooks_by_target=HookRegistry._hooks,
     )
     try:
         hooking.install(

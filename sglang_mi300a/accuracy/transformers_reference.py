@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sglang_mi300a import mxfp4
+from sglang_mi300a import mxfp4, torchvision_schemas
 from sglang_mi300a.errors import UserError
 
 if TYPE_CHECKING:
@@ -259,21 +259,10 @@ def let_transformers_import() -> None:
     A torchvision wheel built for CUDA cannot load its operators beside a CPU torch, and its Python
     part does not import without their schemas. No text model calls them.
     """
-    import torch
-
     try:
         importlib.import_module("torchvision")
     except ImportError:
         return  # transformers does without
     except RuntimeError:
-        missing = [name for name in ("nms", "qnms") if not hasattr(torch.ops.torchvision, name)]
-        if not missing:
+        if not torchvision_schemas.define_missing():
             raise
-        library = torch.library.Library("torchvision", "FRAGMENT")
-        for name in missing:
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _libraries.append(library)
-
-
-_libraries: list[Any] = []
-"""Kept alive: torch takes an operator back when the library object that declared it dies."""

@@ -61,7 +61,7 @@ HOOKS: tuple[AnySeam, ...] = (
         # Called for unquantised experts only (those of the draft layer), and needed only where
         # expert parallelism gives a rank less than all of them; stock then stops by itself.
         required=False,
-        reached_by="prefill",
+        reached_by="draft",
         why="with expert parallelism the dispatcher marks the experts of other ranks with -1, and "
         "stock's torch experts index with it and fail; no option keeps global ids on a CPU",
         remove_when="moe_forward_native leaves ids below 0 out",
@@ -100,12 +100,13 @@ HOOKS: tuple[AnySeam, ...] = (
         needs=("self", "q", "k", "v", "layer", "forward_batch"),
         device="cpu",
         # One drafted token a step comes out of the draft's extend pass, so this is reached only
-        # with two or more. Drafts are verified: without it they are poor, the output stays right.
+        # with two or more. Drafts are verified: without it they are worse guesses, and the output
+        # stays right.
         required=False,
         reached_by="draft",
         only_with_draft=True,
-        why="the same overwriting in the draft's decode steps: later drafts do not see the earlier "
-        "ones and are accepted less often",
+        why="the same overwriting in the draft's decode steps: later drafts are guessed without "
+        "seeing the earlier ones",
         remove_when="IntelAMXAttnBackend.forward_decode keeps the lengths of its metadata",
     ),
     Hook(

@@ -7,6 +7,7 @@ Subclasses SGLang's ``MambaComponent`` and leans on its tree's private parts: th
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from sglang.srt.environ import envs
@@ -23,7 +24,6 @@ from sglang_mi300a.pools.turn_tail.policy import (
     MARGIN_TOKENS,
     Ledger,
     PathNode,
-    ReplyLearner,
     snapshot_at_prompt_end,
     with_margin,
 )
@@ -105,7 +105,6 @@ class TurnTail(MambaComponent):
     def reset_session_state(self) -> None:
         """Forget everything; the tree calls it when it is built and when it is flushed."""
         super().reset_session_state()
-        self.learner = ReplyLearner()
         self.ledger = Ledger()
         self._offers_reply = False
         self._prompt_node: int | None = None
@@ -132,7 +131,7 @@ class TurnTail(MambaComponent):
         if is_finished and length is not None:
             # A state of more tokens than are handed over (--strip-thinking-cache) fits no node.
             # With 0 nothing is inserted, and stock frees the request's own slots.
-            if length > token_ids_len or (self._offers_reply and not self.learner.wants()):
+            if length > token_ids_len or (self._offers_reply and not self.ledger.reply_learner.stored.wants()):
                 self._offers_reply = False
                 return 0
         return length
@@ -154,8 +153,10 @@ class TurnTail(MambaComponent):
         if self._offers_reply:
             prompt = self._prompt_node if self._prompt_is_own else None
             self.ledger.add_reply(node.id, prompt)
-            if not self.learner.trusts():
+            if not self.ledger.reply_learner.trusts():
                 return
+        elif not params.chunked:
+            self.ledger.turns[node.id] = self._num_turns_above(node) + 1
         self._supersede_above(node)
 
     def cleanup_after_caching_req(
@@ -173,7 +174,10 @@ class TurnTail(MambaComponent):
         if is_finished and rested not in self.ledger.superseded_by:
             node = self.tree_core._node_arena.get(rested)
             if node is not None and self._order.in_list(node):
-                self._order.reset_node_mru(node)
+                if self.ledger.rest(rested):
+                    self._order.reset_node_mru(node)
+                else:
+                    self._to_tail(node)
 
     # ---- what is matched ----
 
@@ -186,10 +190,7 @@ class TurnTail(MambaComponent):
                 self._to_tail(displaced)
         if phase is not LRURefreshPhase.MATCH_END or not self._order.in_list(node):
             return
-        is_reply, passed = self.ledger.match(node.id)
-        if is_reply or passed:
-            self.learner.settle(matched=int(is_reply), passed=len(passed))
-        for reply in passed:
+        for reply in self.ledger.match(node.id):
             self._to_tail(self.tree_core.node_by_id(reply))
 
     def redistribute_on_node_split(self, new_parent: Any, child: Any) -> None:
@@ -223,10 +224,9 @@ class TurnTail(MambaComponent):
         had = EvictLayer.DEVICE in target and self._order.in_list(node)
         freed: tuple[int, int] = super().evict_component(node, device_frees, host_frees, target)
         if had:
-            if self.ledger.evict(node.id):
-                self.learner.settle(lost=1)
-            if not node.children and self.ledger.superseded_by:
-                self._give_place_to_superseded(node)
+            self.ledger.evict(node.id)
+            if not node.children:
+                self._leave_to_those_above(node)
         return freed
 
     def discard_deleted_session_leaf(self, node: Any) -> None:
@@ -265,10 +265,25 @@ class TurnTail(MambaComponent):
                 self.ledger.superseded_by[above.id] = node.id
             above = above.parent
 
-    def _give_place_to_superseded(self, node: Any) -> None:
-        """Put the nearest snapshot above a leaf that loses its own where the leaf's stood."""
+    def _num_turns_above(self, node: Any) -> int:
         root, above = self.tree_core.root_node, node.parent
-        while above is not None and above is not root:
+        while above is not root:
+            if above.id in self.ledger.turns:
+                return self.ledger.turns[above.id]
+            above = above.parent
+        return 0
+
+    def _leave_to_those_above(self, node: Any) -> None:
+        """Hand down what a leaf that loses its snapshot stood for: its turns and its place.
+
+        The nearest snapshot above that it had superseded ends a path again, and stands in the order
+        where the leaf's stood.
+        """
+        root, above = self.tree_core.root_node, node.parent
+        num_turns = self.ledger.turns.get(node.id)
+        while above is not None and above is not root and not self._is_fork(above):
+            if num_turns is not None and above.id in self.ledger.turns:
+                self.ledger.turns[above.id], num_turns = num_turns, None
             if self._order.in_list(above):
                 if self.ledger.superseded_by.get(above.id) == node.id:
                     del self.ledger.superseded_by[above.id]
@@ -286,4 +301,8 @@ class TurnTail(MambaComponent):
             node = node.children[key[done : done + page].child_key(page)]
             done += len(node.key)
             path.append(PathNode(node.id in self.ledger.lost, self._is_fork(node)))
+        if path and len(node.children) == 1:
+            (behind,) = node.children.values()
+            if len(behind.key) <= page and self._order.in_list(behind):
+                path[-1] = replace(path[-1], page_short=True)
         return path

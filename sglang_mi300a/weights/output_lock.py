@@ -1,19 +1,24 @@
-"""One writer per output directory, also across machines that share its file system."""
+"""One writer at a time for one thing in a directory, also across machines that share it."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import socket
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
 from sglang_mi300a.errors import UserError
 
-NAME = ".shard-weights.lock"
+PREFIX = ".shard-weights-"
+"""First part of every lock file's name."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NO_KERNEL_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+_SETTLE_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -33,40 +38,39 @@ class Holder:
     start_ticks: int
 
 
+class LockHeld(UserError):
+    """Another process holds it, or a machine that left it behind may."""
+
+
 class OutputLock:
     """A lock file, held from ``with`` to its end.
 
     The kernel's file lock decides among processes of one boot of one machine, and goes away with
-    its process. On a shared file system it may not reach other machines: a file left by another
-    boot is therefore respected, and only a person can say that its writer is gone.
+    its process. Where the file system has none (Lustre mounted without ``flock``, say), the process
+    that the file names decides: it is looked up by id and start time. Either may not reach other
+    machines: a file left by another boot is therefore respected, and only a person can say that
+    its writer is gone.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.path = directory / NAME
+    def __init__(self, directory: Path, what: str) -> None:
+        self.path = directory / f"{PREFIX}{what}.lock"
+        self._what = what
         self._descriptor = -1
 
     def __enter__(self) -> OutputLock:
         while True:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = _read(descriptor)
+                kernel_decided = self._lock(descriptor)
+                if not self._is_still_there(descriptor):
+                    os.close(descriptor)  # its holder took it away as it left
+                    continue
+                self._sign(descriptor, kernel_decided)
+            except LockHeld:
                 os.close(descriptor)
-                raise self._refusal(holder) from None
-            if self._is_still_there(descriptor):
-                break
-            os.close(descriptor)  # its holder took it away as it left, between open and lock
-        before = _read(descriptor)
-        if before is not None and before.boot_id != _boot_id():
-            os.close(descriptor)
-            raise self._refusal(before)
-        text = json.dumps(asdict(_myself())).encode()
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, text, 0)
-        os.fsync(descriptor)
-        self._descriptor = descriptor
-        return self
+                raise
+            self._descriptor = descriptor
+            return self
 
     def __exit__(
         self,
@@ -77,18 +81,46 @@ class OutputLock:
         os.unlink(self.path)
         os.close(self._descriptor)
 
+    def _lock(self, descriptor: int) -> bool:
+        """Take the kernel's lock; return False where there is none to take."""
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise self._held(_read(descriptor)) from None
+        except OSError as error:
+            if error.errno not in _NO_KERNEL_LOCKS:
+                raise
+            return False
+        return True
+
+    def _sign(self, descriptor: int, kernel_decided: bool) -> None:
+        before = _read(descriptor)
+        if before is not None and (
+            before.boot_id != _boot_id() or (not kernel_decided and _is_alive(before))
+        ):
+            raise self._held(before)
+        myself = _myself()
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(asdict(myself)).encode(), 0)
+        os.fsync(descriptor)
+        if not kernel_decided:
+            time.sleep(_SETTLE_S)  # of two that signed at once, the later one stays
+            after = _read(descriptor)
+            if after != myself:
+                raise self._held(after)
+
     def _is_still_there(self, descriptor: int) -> bool:
         try:
             return os.path.samestat(os.stat(self.path), os.fstat(descriptor))
         except FileNotFoundError:
             return False
 
-    def _refusal(self, holder: Holder | None) -> UserError:
+    def _held(self, holder: Holder | None) -> LockHeld:
         who = f"process {holder.pid} on {holder.host}" if holder else "another process"
-        return UserError(
+        return LockHeld(
             str(self.path),
             found=f"held by {who}",
-            allowed="one shard-weights at a time into one directory",
+            allowed=f"one shard-weights at a time for {self._what} of one directory",
             do="wait for it or choose another --out; if that machine or process is gone, "
             f"delete {self.path}",
         )
@@ -102,9 +134,22 @@ def _read(descriptor: int) -> Holder | None:
 
 
 def _myself() -> Holder:
-    # Field 22 of stat; the second, in parentheses, may hold spaces.
-    after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    return Holder(socket.gethostname(), _boot_id(), os.getpid(), int(after_name[19]))
+    pid = os.getpid()
+    return Holder(socket.gethostname(), _boot_id(), pid, _start_ticks(pid) or 0)
+
+
+def _is_alive(holder: Holder) -> bool:
+    """Return whether a process of this boot still runs."""
+    return _start_ticks(holder.pid) == holder.start_ticks
+
+
+def _start_ticks(pid: int) -> int | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # Field 22; the second, in parentheses, may hold spaces.
+    return int(stat.rpartition(")")[2].split()[19])
 
 
 def _boot_id() -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -39,11 +41,15 @@ class PartFile:
             end += tensor.size
         self.size = end
         self._wrote = wrote
-        self._descriptor = os.open(
-            self.temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644
-        )
+        self._head = head
+        self._descriptor = -1
+
+    def open(self) -> None:
+        """Begin the file."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        self._descriptor = os.open(self.temporary, flags, 0o644)
         os.ftruncate(self._descriptor, self.size)
-        _write_all(self._descriptor, head, 0)
+        _write_all(self._descriptor, self._head, 0)
 
     def start_thread(self) -> None:
         """Need nothing; see :class:`~sglang_mi300a.weights.executing.Sink`."""
@@ -51,10 +57,10 @@ class PartFile:
     def write(self, name: str, offset: int, data: Bytes) -> None:
         """Take bytes of a tensor; see :class:`~sglang_mi300a.weights.executing.Sink`."""
         stream = self._streams[name]
-        stream.skip_to(offset)
+        skipped = stream.skip_to(offset)
         _write_all(self._descriptor, data, stream.begin + offset)
         stream.take(data)
-        self._wrote(data.nbytes)
+        self._wrote(skipped + data.nbytes)
 
     def finish(self) -> list[tuple[str, int, str]]:
         """Make the file durable under its final name.
@@ -64,7 +70,7 @@ class PartFile:
         """
         rows = []
         for name, stream in self._streams.items():
-            stream.skip_to(stream.size)
+            self._wrote(stream.skip_to(stream.size))
             rows.append((name, stream.begin, stream.digest()))
         os.fsync(self._descriptor)
         os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -90,11 +96,14 @@ class _Stream:
         self._at = 0
         self._hasher = xxhash.xxh3_128()
 
-    def skip_to(self, offset: int) -> None:
+    def skip_to(self, offset: int) -> int:
+        """Go over rows that stay zero; return their bytes."""
         if not self._at <= offset <= self.size:
             raise AssertionError(f"bytes at {offset} after {self._at} of {self.size}")
+        skipped = offset - self._at
         while self._at < offset:
             self.take(_ZEROS[: offset - self._at])
+        return skipped
 
     def take(self, data: Bytes) -> None:
         self._hasher.update(data.data)
@@ -106,15 +115,32 @@ class _Stream:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Put a small file in place, durably: it is either absent or whole."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    os.replace(_temporary(path, data, "tmp"), path)
+    sync_directory(path.parent)
+
+
+def write_if_absent(path: Path, data: bytes) -> None:
+    """Put a small file in place as :func:`write_atomically` does, unless one is there.
+
+    Several processes may do so at once: the first wins.
+    """
+    temporary = _temporary(path, data, f"{socket.gethostname()}.{os.getpid()}.tmp")
+    with contextlib.suppress(FileExistsError):
+        os.link(temporary, path)
+    os.unlink(temporary)
+    sync_directory(path.parent)
+
+
+def _temporary(path: Path, data: bytes, suffix: str) -> Path:
+    """Write a durable file beside ``path``."""
+    temporary = path.with_name(f".{path.name}.{suffix}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         _write_all(descriptor, data, 0)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    os.replace(temporary, path)
-    sync_directory(path.parent)
+    return temporary
 
 
 def sync_directory(directory: Path) -> None:

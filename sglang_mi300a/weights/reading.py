@@ -155,7 +155,8 @@ class Files:
         while reached < needed:
             end = at + os.preadv(descriptor, [view[at:]], start + at)
             if end <= reached:
-                _refuse(path, f"its end at byte {start + end}", f"{start + needed} bytes or more")
+                size = os.fstat(descriptor).st_size
+                _refuse(path, f"its end at byte {size}", f"{start + needed} bytes or more")
             # A direct read can only go on at a block: what follows a short one starts there.
             reached, at = end, end // BLOCK_BYTES * BLOCK_BYTES
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_mi300a.errors import UserError
-from sglang_mi300a.weights.part_files import sync_directory, write_atomically
+from sglang_mi300a.weights.part_files import sync_directory, write_atomically, write_if_absent
 
 DIRECTORY = ".partial"
 _JOB = "job.json"
@@ -53,11 +53,9 @@ class Progress:
         """
         path = self.directory / _JOB
         text = json.dumps(job, indent=1, sort_keys=True) + "\n"
-        if not path.is_file():
-            self.directory.mkdir(exist_ok=True)
-            write_atomically(path, text.encode())
-            sync_directory(self.output)
-            return {}
+        self.directory.mkdir(exist_ok=True)
+        write_if_absent(path, text.encode())
+        sync_directory(self.output)
         before = path.read_text(encoding="utf-8")
         if before != text:
             raise UserError(
@@ -66,7 +64,7 @@ class Progress:
                 allowed="the same conversion, or an empty directory",
                 do=f"repeat the first command to finish it, or delete {self.output}",
             )
-        return self._finished()
+        return self.finished()
 
     def add(self, record: Record) -> None:
         """Record a finished file."""
@@ -79,7 +77,8 @@ class Progress:
         shutil.rmtree(self.directory, ignore_errors=True)
         sync_directory(self.output)
 
-    def _finished(self) -> dict[str, Record]:
+    def finished(self) -> dict[str, Record]:
+        """Return what is finished, also by runs for other ranks, by file name."""
         found = {}
         for path in sorted(self.directory.glob("*--*.json")):
             data = json.loads(path.read_text(encoding="utf-8"))

@@ -12,8 +12,10 @@ import json
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,8 +33,8 @@ from sglang_mi300a.weights import model_sizes, plan
 from sglang_mi300a.weights.checkpoint import Checkpoint
 from sglang_mi300a.weights.executing import Executor, Sink
 from sglang_mi300a.weights.model_sizes import ModelSizes
-from sglang_mi300a.weights.output_lock import NAME as LOCK_NAME
-from sglang_mi300a.weights.output_lock import OutputLock
+from sglang_mi300a.weights.output_lock import PREFIX as LOCK_PREFIX
+from sglang_mi300a.weights.output_lock import LockHeld, OutputLock
 from sglang_mi300a.weights.part_files import PartFile, sync_directory, write_atomically
 from sglang_mi300a.weights.plan import Placement, RankPlan, Source, num_rows
 from sglang_mi300a.weights.reading import Files, Ring
@@ -46,6 +48,7 @@ DEFAULT_PART_BYTES = 2 << 30
 DEFAULT_JOBS = 4
 JOB_BUFFER_BYTES = 32 << 20
 MAX_COPIED_BYTES = 64 << 20
+FINISH_TIMEOUT_S = 60.0
 CONFIG = "config.json"
 _NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 
@@ -150,7 +153,8 @@ def shard_weights(
         out: Directory to make; empty, absent, or left by an earlier run of the same conversion.
         tp: Tensor-parallel ranks.
         ep: Expert-parallel ranks among them; divides ``tp``.
-        ranks: Ranks to write now; default all. The manifest is written when all are there.
+        ranks: Ranks to write now; default all. Runs for other ranks may go on at the same time,
+            also on other machines; the manifest is written when all ranks are there.
         text_only: Leave the visual tower out and mark the copied config accordingly.
         draft: Include the MTP layer if the checkpoint has one.
         heads: ``"padded"`` for SGLang's CPU engine where ranks outnumber KV heads.
@@ -171,10 +175,12 @@ def shard_weights(
     sizes = model_sizes.from_config(config, where=str(source / CONFIG))
     found = checkpoints.read(source)
     sources = found.sources()
-    chosen = _check_ranks(ranks, tp)
     with_draft = draft and plan.has_draft(sources)
     _check_tower(sizes, config, text_only)
     text_only = text_only or sizes.vision is None or bool(config.get("language_model_only"))
+    plan.check_placement(sizes, Placement(tp, ep, 0, heads), text_only=text_only)
+    chosen = _check_ranks(ranks, tp)
+    _check_at_least_one(jobs=jobs, part_bytes=part_bytes)
     order = layouts.named(layout, where="--layout")
     plans = _plans(sizes, sources, tp, ep, heads, text_only, with_draft, str(source))
     _check_unused(source, sources, plans, text_only, ignore)
@@ -199,7 +205,9 @@ def shard_weights(
         "copied": [[name, len(data), checksum(data)] for name, data in copied],
     }
     _prepare_output(output, source)
-    with OutputLock(output):
+    with ExitStack() as locks:
+        for rank in chosen:
+            locks.enter_context(OutputLock(output, f"rank-{rank}"))
         finished = _already_complete(output, job, chosen)
         if finished is not None:
             return finished
@@ -224,25 +232,15 @@ def shard_weights(
             )
             kept = sum(name in done for name in wanted)
             _run_jobs(run, parts, jobs)
-        missing = tuple(
-            rank for rank in range(tp) if any(spec.file(rank) not in done for spec in parts)
-        )
-        if not missing:
-            for name, data in copied:
-                write_atomically(output / name, data)
-            manifest = _manifest(job, parts, done, found, ep)
-            text = manifest.render()
-            artifact_manifest.parse(text, output / artifact_manifest.NAME)
-            write_atomically(output / artifact_manifest.NAME, text.encode())
-            records.end()
+        neutralised_blocks = sum(done[s.file(chosen[0])].neutralised_blocks for s in parts)
         return ShardReport(
             output=output,
             ranks=chosen,
-            missing_ranks=missing,
+            missing_ranks=_finish(output, job, parts, copied, found),
             num_bytes_read=files.counts.num_bytes,
             num_bytes_written=run.num_bytes_written,
             num_files_kept=kept,
-            neutralised_blocks=_neutralised(parts, done, chosen[0]),
+            neutralised_blocks=neutralised_blocks,
             has_draft=with_draft,
         )
 
@@ -294,6 +292,14 @@ def _check_ranks(ranks: Sequence[int] | None, tp: int) -> tuple[int, ...]:
     return chosen
 
 
+def _check_at_least_one(**values: int) -> None:
+    for name, value in values.items():
+        if value < 1:
+            raise UserError(
+                name, found=str(value), allowed="at least 1", do=f"raise {name}, or leave it out"
+            )
+
+
 def _check_tower(sizes: ModelSizes, config: dict[str, Any], text_only: bool) -> None:
     if not text_only and sizes.vision is None and not config.get("language_model_only"):
         raise UserError(
@@ -315,7 +321,6 @@ def _plans(
     where: str,
 ) -> dict[Part, list[RankPlan]]:
     """Return the plans of all ranks: also of those not written now, as what is read is the same."""
-    plan.check_placement(sizes, Placement(tp, ep, 0, heads), text_only=text_only)
     parts: tuple[Part, ...] = ("target", "draft") if with_draft else ("target",)
     return {
         part: [
@@ -438,7 +443,8 @@ def _already_complete(
             allowed="an empty directory, or the same artifact",
             do=f"choose another --out, or delete {output}",
         )
-    Progress(output).end()
+    with _waited_for(OutputLock(output, "end")):
+        Progress(output).end()  # in case it was killed just before it did this itself
     return ShardReport(
         output,
         ranks,
@@ -454,7 +460,8 @@ def _already_complete(
 def _check_foreign_files(output: Path) -> None:
     if (output / PARTIAL_NAME).is_dir():
         return
-    foreign = sorted(path.name for path in output.iterdir() if path.name != LOCK_NAME)
+    names = (path.name for path in output.iterdir())
+    foreign = sorted(name for name in names if not name.startswith((LOCK_PREFIX, PARTIAL_NAME)))
     if foreign:
         raise UserError(
             str(output),
@@ -522,6 +529,8 @@ def _make_part(run: _Run, spec: _PartSpec) -> None:
     nowhere = _Nowhere()
     sinks: list[Sink] = [files.get(rank, nowhere) for rank in range(run.tp)]
     try:
+        for file in files.values():
+            file.open()
         with run.ring.buffer() as buffer:
             executor = Executor(
                 run.checkpoint, run.sources, run.files, buffer, run.layout, seen.update
@@ -607,12 +616,55 @@ def _buffer_bytes(parts: list[_PartSpec], sources: dict[str, Source]) -> int:
 # -- the end ---------------------------------------------------------------------------------------
 
 
+def _finish(
+    output: Path,
+    job: dict[str, Any],
+    parts: list[_PartSpec],
+    copied: list[tuple[str, bytes]],
+    found: Checkpoint,
+) -> tuple[int, ...]:
+    """Complete the artifact if every rank is there; return the ranks that are not.
+
+    Runs for different ranks may end at the same time: one does this, the others wait for it.
+    """
+    with _waited_for(OutputLock(output, "end")):
+        if artifact_manifest.is_artifact(output):
+            return ()
+        records = Progress(output)
+        done = records.finished()
+        missing = tuple(
+            rank for rank in range(job["tp"]) if any(s.file(rank) not in done for s in parts)
+        )
+        if missing:
+            return missing
+        for name, data in copied:
+            write_atomically(output / name, data)
+        text = _manifest(job, parts, done, found).render()
+        artifact_manifest.parse(text, output / artifact_manifest.NAME)
+        write_atomically(output / artifact_manifest.NAME, text.encode())
+        records.end()
+        return ()
+
+
+@contextmanager
+def _waited_for(lock: OutputLock) -> Iterator[None]:
+    deadline = time.monotonic() + FINISH_TIMEOUT_S
+    while True:
+        try:
+            with lock:
+                yield
+                return
+        except LockHeld:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
 def _manifest(
     job: dict[str, Any],
     parts: list[_PartSpec],
     done: dict[str, Record],
     found: Checkpoint,
-    ep: int,
 ) -> Manifest:
     tp: int = job["tp"]
     files, tensors = [], []
@@ -640,21 +692,16 @@ def _manifest(
         source_data_xxh3_128=checksum(lines.encode()),
         source_num_tensors=len(data),
         tp=tp,
-        ep=ep,
+        ep=job["ep"],
         heads=job["heads"],
         text_only=job["text_only"],
         has_draft=job["has_draft"],
         layout=job["layout"],
-        neutralised_blocks=_neutralised(parts, done, 0),
+        neutralised_blocks=sum(done[spec.file(0)].neutralised_blocks for spec in parts),
         copied=tuple(FileFacts(*row) for row in job["copied"]),
         files=tuple(files),
         tensors=tuple(tensors),
     )
-
-
-def _neutralised(parts: list[_PartSpec], done: dict[str, Record], rank: int) -> int:
-    """Return the blocks rewritten; every rank's records count them all."""
-    return sum(done[spec.file(rank)].neutralised_blocks for spec in parts)
 
 
 class _bar:  # noqa: N801 - reads as a function in ``with``

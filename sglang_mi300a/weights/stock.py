@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from sglang.srt.configs.device_config import DeviceConfig
 from sglang.srt.configs.load_config import LoadConfig
 from sglang.srt.configs.model_config import ModelConfig
@@ -28,7 +26,7 @@ from sglang.version import __version__ as sglang_version
 
 from sglang_mi300a import artifact_manifest, supported
 from sglang_mi300a import layout as layouts
-from sglang_mi300a.artifact_manifest import DTYPE_BYTES, Heads, Part
+from sglang_mi300a.artifact_manifest import Heads, Part
 from sglang_mi300a.errors import UserError
 from sglang_mi300a.weights import artifact as artifacts
 from sglang_mi300a.weights import checkpoint as checkpoints
@@ -36,17 +34,11 @@ from sglang_mi300a.weights import filling, model_sizes, plan
 from sglang_mi300a.weights.filling import LoadReport
 from sglang_mi300a.weights.loader_options import FLAG, LoaderOptions
 from sglang_mi300a.weights.model_sizes import ModelSizes
+from sglang_mi300a.weights.parameter_sink import TORCH_DTYPES, ParameterSink
 from sglang_mi300a.weights.plan import FLOATS, Placement
 from sglang_mi300a.weights.steps import Stored, groups
 
 logger = logging.getLogger(__name__)
-
-_TORCH_DTYPES = {
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F32": torch.float32,
-    "U8": torch.uint8,
-}
 
 _KV_CACHE_SCALES = (".attn.k_scale", ".attn.v_scale")
 
@@ -99,7 +91,7 @@ class PrivateModelLoader(BaseModelLoader):
             with target_device:
                 model = _initialize_model(model_config, self.load_config, quant_config)
             parameters = _matched(model, content, wanted)
-            report = content.fill(_ParameterSink(parameters, content.stored), self.options)
+            report = content.fill(ParameterSink(parameters, content.stored), self.options)
             _recompute_buffers(model)
             # Stock's own end of a load: with no weights left to hand over, what remains is the
             # bookkeeping of the model class and each quantisation method's post-processing.
@@ -219,7 +211,7 @@ class _Content:
     stored: dict[str, Stored]
     lent: dict[str, tuple[int, ...]]
     sparse: frozenset[str]
-    fill: Callable[[_ParameterSink, LoaderOptions], LoadReport]
+    fill: Callable[[ParameterSink, LoaderOptions], LoadReport]
 
 
 def _from_artifact(wanted: _Wanted, layout_id: str) -> _Content:
@@ -267,7 +259,7 @@ def _from_artifact(wanted: _Wanted, layout_id: str) -> _Content:
         _agree(where, "SGLang", manifest.sglang, sglang_version, again)
     tensors = artifacts.check_files(artifact, wanted.at.rank, wanted.part)
 
-    def fill(sink: _ParameterSink, options: LoaderOptions) -> LoadReport:
+    def fill(sink: ParameterSink, options: LoaderOptions) -> LoadReport:
         return filling.from_artifact(artifact, tensors, sink, options)
 
     return _Content(
@@ -309,7 +301,7 @@ def _from_checkpoint(wanted: _Wanted, layout_id: str, options: LoaderOptions) ->
             f"list them as ignore_tensors in {FLAG}",
         )
 
-    def fill(sink: _ParameterSink, options: LoaderOptions) -> LoadReport:
+    def fill(sink: ParameterSink, options: LoaderOptions) -> LoadReport:
         return filling.from_checkpoint(ours, checkpoint, layout, sink, options)
 
     return _Content(
@@ -345,7 +337,7 @@ def _matched(
         stored = content.stored[name]
         _check_shape(content, name, stored.shape, parameter)
         is_float = stored.dtype in FLOATS and parameter.dtype.is_floating_point
-        if not is_float and _TORCH_DTYPES.get(stored.dtype) is not parameter.dtype:
+        if not is_float and TORCH_DTYPES.get(stored.dtype) is not parameter.dtype:
             raise UserError(
                 f"{content.directory}: {name}",
                 found=f"type {stored.dtype}",
@@ -390,31 +382,6 @@ def _check_shape(
         + ("" if parameter.is_contiguous() else ", contiguous"),
         do=hint,
     )
-
-
-class _ParameterSink:
-    """Copies bytes into parameters where they lie; any thread may write to its own tensor."""
-
-    def __init__(
-        self, parameters: Mapping[str, torch.nn.Parameter], stored: Mapping[str, Stored]
-    ) -> None:
-        self._device = next(iter(parameters.values())).device
-        self._flat = {name: p.data.view(-1) for name, p in parameters.items()}
-        self._stored = {name: stored[name].dtype for name in parameters}
-
-    def start_thread(self) -> None:
-        """Make the parameters' device this thread's own, which for a new thread is the first."""
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
-
-    def write(self, name: str, offset: int, data: NDArray[np.uint8]) -> None:
-        """Copy, and convert if the model holds the tensor in another float type."""
-        item = DTYPE_BYTES[self._stored[name]]
-        if data.ctypes.data % item:
-            data = data.copy()  # a tensor may start anywhere in a file
-        values = torch.from_numpy(data).view(_TORCH_DTYPES[self._stored[name]])
-        first = offset // item
-        self._flat[name][first : first + len(values)].copy_(values)
 
 
 def _recompute_buffers(model: torch.nn.Module) -> None:

@@ -102,8 +102,8 @@ def test_a_prompt_in_two_parts_gives_what_it_gives_at_once() -> None:
 
     at_once = run(x, whole, False)
     in_two = torch.cat([run(x[:, :2], parts, False), run(x[:, 2:], parts, True)], dim=1)
-    assert torch.equal(at_once, in_two)
-    assert torch.equal(whole, parts)
+    torch.testing.assert_close(at_once, in_two, atol=TOLERANCE, rtol=0)
+    assert torch.equal(whole, parts)  # a state holds inputs, and those are copied
 
 
 def test_padding_and_empty_sequences_leave_every_state_alone() -> None:

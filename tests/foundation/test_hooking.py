@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from sglang_mi300a import gates, hook_fit, hooking
+from sglang_mi300a import boot_report, gates, hook_fit, hooking
 from sglang_mi300a.hooking import Hook, HookError, Registration, Reliance
 from tests.foundation import fake_sglang
 
@@ -156,16 +156,22 @@ def test_a_second_plugin_that_replaces_the_target_afterwards_stops_at_gate_1(ins
         gate.before_first_byte()
 
 
-def test_a_second_plugin_that_wraps_the_target_is_reported_and_does_not_stop(install, gate, stock):
+def test_a_second_plugin_that_wraps_the_target_is_reported_and_does_not_stop(
+    install, gate, stock, tmp_path
+):
     install(hook(), apply=False)
-    stock.HookRegistry.register(FREE, lambda result, *_: result * 2, stock.HookType.AFTER)
+    source = stock.HookSource(plugin_name="other", dist_name="other-dist")
+    stock.HookRegistry.register(
+        FREE, lambda result, *_: result * 2, stock.HookType.AFTER, source=source
+    )
     stock.HookRegistry.apply_hooks()
     from fake_sglang import caller
 
+    gate.hooks_by_target = stock.HookRegistry._hooks
     gate.before_first_byte()
     assert caller.through_name() == 198
-    others = hooking.other_plugins(hooking.installed()["room.hook"], stock.HookRegistry._hooks)
-    assert others == ["after by None"]
+    state = boot_report.read_all(tmp_path)[0].seams["room.hook"]
+    assert (state.live, state.note) == (True, "its target is also hooked: after by other")
 
 
 def test_a_second_plugin_that_skips_ours_stops_at_gate_2(install, gate, stock):

@@ -153,7 +153,7 @@ def test_ci_installs_what_is_missing_then_runs_both_tiers(machine):
     update, install, *tests = [call for call in machine.calls if not call.startswith("dpkg")]
     assert update.endswith("update -qq")
     assert set(apt_packages()) - {"git", "make"} == set(install.split("recommends ")[1].split())
-    assert tests == ["make test", "make test-slow"]
+    assert tests == ["make test", "make test-slow", "make newest-sglang"]
 
 
 def test_ci_leaves_apt_alone_when_all_is_there(machine):

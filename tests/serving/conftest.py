@@ -57,9 +57,9 @@ def models(tmp_path_factory):
     root = tmp_path_factory.mktemp("tiny-models")  # stock's own loader fails on brackets
 
     @functools.cache
-    def make(kind="qwen3_5-moe-mxfp4", echo=True, seed=0, mtp=True):
-        path = root / f"{kind}-{echo}-{seed}-{mtp}"
-        make_tiny_model(path, kind=kind, echo=echo and mtp, seed=seed, mtp=mtp)
+    def make(kind="qwen3_5-moe-mxfp4", echo=False, mtp=True):
+        path = root / f"{kind}-{echo}-{mtp}"
+        make_tiny_model(path, kind=kind, echo=echo, mtp=mtp)
         return path
 
     return make
@@ -82,30 +82,42 @@ def artifacts(models, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def oracle(models):
-    """The reference of the echo MXFP4 model."""
-    return Oracle(models())
+def oracles(models):
+    """Return a function that gives (once) the reference of a tiny model."""
+    return functools.cache(lambda **model: Oracle(models(**model)))
+
+
+DRAFTS_2_1_3 = ["--speculative-num-steps", "2", "--speculative-num-draft-tokens", "3"]
 
 
 @pytest.fixture(scope="session")
-def baseline_server(artifacts):
-    """TP 1, no drafts, started as `sglang-mi300a serve`."""
-    with Server([*SERVE, "--model", str(artifacts(1)), "--preset", "baseline"]) as server:
-        yield server
+def served(request, artifacts, oracles):
+    """A running server by name, and its reference; one server at a time, each booted once.
+
+    Between them the three ways to start one are used, and models whose drafts are accepted (echo)
+    and never are (plain), so that both commit and rollback happen.
+    """
+    echo, plain = {"echo": True}, {"echo": False}
+    model, command, environment = {
+        "baseline TP 1": (
+            plain,
+            [*SERVE, "--model", artifacts(1, **plain), "--preset", "baseline"],
+            {},
+        ),
+        "tuned TP 2": (
+            echo,
+            [*STOCK_SERVE, "--model-path", artifacts(2, **echo), "--tp-size", "2"],
+            stock_environment(),
+        ),
+        "tuned TP 1, drafts 2/1/3": (
+            plain,
+            [*STOCK_LAUNCH, "--model-path", artifacts(1, **plain), *DRAFTS_2_1_3],
+            stock_environment(),
+        ),
+    }[request.param]
+    command = [*map(str, command), *([] if environment == {} else ["--mi300a", "tuned"])]
+    with Server(command, environment) as running:
+        yield running, oracles(**model)
 
 
-@pytest.fixture(scope="session")
-def tuned_server(artifacts):
-    """TP 2 with drafts 3/1/4, started as `sglang serve --mi300a tuned`."""
-    command = [*STOCK_SERVE, "--model-path", str(artifacts(2)), "--tp-size", "2"]
-    with Server([*command, "--mi300a", "tuned"], stock_environment()) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def tuned_2_1_3_server(artifacts):
-    """TP 1 with drafts 2/1/3, started as `python -m sglang.launch_server --mi300a tuned`."""
-    command = [*STOCK_LAUNCH, "--model-path", str(artifacts(1)), "--mi300a", "tuned"]
-    drafts = ["--speculative-num-steps", "2", "--speculative-num-draft-tokens", "3"]
-    with Server([*command, *drafts], stock_environment()) as server:
-        yield server
+EVERY_SERVER = ("baseline TP 1", "tuned TP 2", "tuned TP 1, drafts 2/1/3")

@@ -39,29 +39,29 @@ def test_a_dense_model_is_served_with_the_package_off_and_untouched(models):
 
 
 def flip_one_byte(model_dir):
-    """Flip one bit of one packed expert weight; return the tensor's name."""
+    """Flip one bit in one scale byte of one expert; return the tensor's name."""
     for path in sorted(model_dir.glob("*.safetensors")):
         raw = bytearray(path.read_bytes())
         [length] = struct.unpack("<Q", raw[:8])
         header = json.loads(raw[8 : 8 + length])
         for name, entry in header.items():
-            if name.endswith("experts.3.down_proj.weight") and ".layers.0." in name:
-                raw[8 + length + entry["data_offsets"][0] + 1000] ^= 0x70
+            if name.endswith("experts.3.down_proj.weight_scale") and ".layers.0." in name:
+                raw[8 + length + entry["data_offsets"][0] + 100] ^= 0x08
                 path.write_bytes(raw)
                 return name
     raise AssertionError("no such tensor")
 
 
 def test_one_flipped_weight_byte_changes_tokens_and_is_served_as_it_is_from_a_checkpoint(
-    models, oracle, tmp_path
+    models, tmp_path
 ):
     flipped = tmp_path / "flipped [1]"
     shutil.copytree(models(), flipped)
-    flip_one_byte(flipped)
-    changed = Oracle(flipped)
-    prompts = [oracle.prompt(f"{PROMPT} {n}") for n in range(8)]
+    assert flip_one_byte(flipped)
+    whole, changed = Oracle(models()), Oracle(flipped)
+    prompts = [whole.prompt(f"{PROMPT} {n}") for n in range(8)]
     expected = [changed.tokens(prompt) for prompt in prompts]
-    assert expected != [oracle.tokens(prompt) for prompt in prompts]
+    assert expected != [whole.tokens(prompt) for prompt in prompts]
     with Server([*SERVE, "--model", str(flipped), "--preset", "baseline"]) as server:
         answers = server.complete_all(prompts, NUM_TOKENS)
         assert [answer.tokens for answer in answers] == expected
@@ -89,8 +89,7 @@ def other_plugin(folder, source):
     (info / "entry_points.txt").write_text(
         "[sglang.srt.plugins]\na_other = a_other_plugin:activate\n"
     )
-    first = stock_environment()["PYTHONPATH"]
-    return {"PYTHONPATH": f"{first}:{folder}"}
+    return {"PYTHONPATH": f"{folder}:{stock_environment()['PYTHONPATH']}"}
 
 
 def test_a_rank_that_starts_without_the_plugin_is_named_and_stops_the_server(artifacts, tmp_path):
@@ -126,8 +125,9 @@ def test_another_plugin_that_takes_a_target_first_stops_the_server_with_the_hook
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("tp", "ep"), [(4, 1), (2, 2), (4, 4)])
-def test_four_ranks_and_expert_parallel_ranks_give_the_same_tokens(artifacts, oracle, tp, ep):
-    command = [*SERVE, "--model", str(artifacts(tp, ep)), "--preset", "tuned"]
+def test_four_ranks_and_expert_parallel_ranks_give_the_same_tokens(artifacts, oracles, tp, ep):
+    oracle = oracles(echo=True)
+    command = [*SERVE, "--model", str(artifacts(tp, ep, echo=True)), "--preset", "tuned"]
     with Server(command) as server:
         for number in range(3):
             prompt = oracle.prompt(f"{PROMPT} {number}")
@@ -135,7 +135,8 @@ def test_four_ranks_and_expert_parallel_ranks_give_the_same_tokens(artifacts, or
 
 
 @pytest.mark.slow
-def test_the_environment_switches_a_preset_on_where_no_flag_is_given(artifacts, oracle):
+def test_the_environment_switches_a_preset_on_where_no_flag_is_given(artifacts, oracles):
+    oracle = oracles()
     command = [*STOCK_LAUNCH, "--model-path", str(artifacts(1))]
     with Server(command, stock_environment(SGLANG_MI300A="baseline")) as server:
         prompt = oracle.prompt(PROMPT)

@@ -123,7 +123,7 @@ def test_a_changed_sglang_under_a_required_hook_is_refused_before_any_rank_start
     (copy / "sglang_mi300a/hook_pins.json").write_text(json.dumps(pins))
     stock = [*STOCK_SERVE, "--model-path", artifacts(1), "--mi300a", "baseline"]
     first = copy / "sglang_mi300a/cpu_engine/standins"
-    done = run(stock, PYTHONPATH=f"{first}:{copy}")
+    done = run(stock, PYTHONPATH=f"{first}:{copy}:{settings.get('PYTHONPATH') or ''}")
     assert "hook pools.planned_bytes" in refusal(done)
     assert "pinned 0000000000000000" in refusal(done)
     assert "Without this hook: " in refusal(done)

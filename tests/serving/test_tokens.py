@@ -6,24 +6,27 @@ near ties, so bfloat16 is no oracle.
 
 import pytest
 
-from tests.serving.conftest import NUM_TOKENS
+from tests.serving.conftest import EVERY_SERVER, NUM_TOKENS
 
 QUESTIONS = ("Where does the memory live?", "Count to three.", "What is a tile?")
-SERVERS = ("baseline_server", "tuned_server", "tuned_2_1_3_server")
 
 
-@pytest.fixture(params=SERVERS)
-def server(request):
-    return request.getfixturevalue(request.param)
+def on(*names):
+    """Run a test on each server of these names."""
+    return pytest.mark.parametrize("served", names, indirect=True)
 
 
-def test_every_greedy_token_is_that_of_transformers(server, oracle):
+@on(*EVERY_SERVER)
+def test_every_greedy_token_is_that_of_transformers(served):
+    server, oracle = served
     for question in QUESTIONS:
         prompt = oracle.prompt(question)
         assert server.complete(prompt, NUM_TOKENS).tokens == oracle.tokens(prompt)
 
 
-def test_a_second_turn_hits_the_prefix_cache_and_its_tokens_are_still_right(server, oracle):
+@on(*EVERY_SERVER)
+def test_a_second_turn_hits_the_prefix_cache_and_its_tokens_are_still_right(served):
+    server, oracle = served
     first = oracle.prompt(QUESTIONS[0])
     server.complete(first, NUM_TOKENS)
     second = (*first, *oracle.tokens(first), *oracle.prompt("Go on."))
@@ -32,15 +35,27 @@ def test_a_second_turn_hits_the_prefix_cache_and_its_tokens_are_still_right(serv
     assert completion.tokens == oracle.tokens(second)
 
 
-def test_twelve_requests_at_once_get_the_tokens_they_get_alone(server, oracle):
+@on(*EVERY_SERVER)
+def test_twelve_requests_at_once_get_the_tokens_they_get_alone(served):
+    server, oracle = served
     prompts = [oracle.prompt(f"{n}: " + "and again " * n) for n in range(12)]
     answers = server.complete_all(prompts, NUM_TOKENS)
     assert [answer.tokens for answer in answers] == [oracle.tokens(prompt) for prompt in prompts]
 
 
-@pytest.mark.parametrize("name", ["tuned_server", "tuned_2_1_3_server"])
-def test_at_least_twenty_drafts_are_accepted(name, request, oracle):
-    server = request.getfixturevalue(name)
+@on(*EVERY_SERVER)
+def test_every_required_hook_is_live_and_called_on_every_rank(served):
+    rows = served[0].hooks
+    assert {"moe.quark", "pools.planned_bytes", "pools.assert_sizes"} <= set(rows)
+    for name, row in rows.items():
+        if row["required"]:
+            assert row["live"], name
+            assert row["calls_min_over_ranks"] > 0, name
+
+
+@on("tuned TP 2")
+def test_at_least_twenty_drafts_are_accepted(served):
+    server, oracle = served
     accepted = 0
     for number in range(6):
         prompt = oracle.prompt(f"Draft {number} for me.")
@@ -50,30 +65,26 @@ def test_at_least_twenty_drafts_are_accepted(name, request, oracle):
     assert accepted >= 20
 
 
-def test_a_streamed_chat_says_what_transformers_says(tuned_server, oracle):
-    pieces = list(tuned_server.chat([{"role": "user", "content": QUESTIONS[1]}], NUM_TOKENS))
+@on("tuned TP 2")
+def test_a_streamed_chat_says_what_transformers_says(served):
+    server, oracle = served
+    pieces = list(server.chat([{"role": "user", "content": QUESTIONS[1]}], NUM_TOKENS))
     said = oracle.tokenizer.decode(oracle.tokens(oracle.prompt(QUESTIONS[1])))
     assert len(pieces) > 1
     assert "".join(pieces) == said
 
 
-def test_every_required_hook_is_live_and_called_on_every_rank(server):
-    rows = server.hooks
-    assert {"moe.quark", "pools.planned_bytes", "pools.assert_sizes"} <= set(rows)
-    for name, row in rows.items():
-        if row["required"]:
-            assert row["live"], name
-            assert row["calls_min_over_ranks"] > 0, name
+@on("tuned TP 2")
+def test_the_launcher_prints_one_table_of_hooks(served):
+    log = served[0].log
+    assert log.count("ranks loaded the package") == 1
+    assert "sglang-mi300a: 2 of 2 ranks loaded the package" in log
 
 
-def test_the_launcher_prints_one_table_of_hooks(tuned_server):
-    assert tuned_server.log.count("ranks loaded the package") == 1
-    assert "sglang-mi300a: 2 of 2 ranks loaded the package" in tuned_server.log
-
-
-def test_pools_have_exactly_the_sizes_asked_for(tuned_server):
+@on("tuned TP 2")
+def test_pools_have_exactly_the_sizes_asked_for(served):
     import requests
 
-    info = requests.get(f"{tuned_server.url}/server_info", timeout=30).json()
+    info = requests.get(f"{served[0].url}/server_info", timeout=30).json()
     assert info["max_total_num_tokens"] == 8192
     assert info["internal_states"][0]["effective_max_running_requests_per_dp"] == 8

@@ -22,7 +22,7 @@ class Case:
     """One rank of one model.
 
     Attributes:
-        checkpoint: Directory that stock loads.
+        checkpoint: Directory that stock loads; "" to see only whether ours refuses.
         directory: Directory that our loader loads.
         tp, ep, rank: Which rank of how many.
         part: ``"target"`` or ``"draft"``.
@@ -30,8 +30,8 @@ class Case:
         text_only: Build without the visual tower.
         pad_heads: Pad heads as SGLang's CPU engine does before it loads.
         skip_buffers: Leave out the step that recomputes buffers (a control that must differ).
+        gate_refuses: Let the gate before the first byte refuse.
         options: Options of our loader.
-        same_model_twice: Let our loader be the one that stock names for ``private``.
     """
 
     checkpoint: str
@@ -44,6 +44,7 @@ class Case:
     text_only: bool = False
     pad_heads: bool = False
     skip_buffers: bool = False
+    gate_refuses: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -56,6 +57,7 @@ class Result:
         num_buffers: Those among them that are buffers.
         different: Names of those that are not, or that only one model has.
         lent_is_zero: Whether our draft's embedding and head are zero.
+        after_load: What the callback after the load was told.
         error: What our loader refused with, or "".
         report: Our loader's report.
     """
@@ -64,13 +66,15 @@ class Result:
     num_buffers: int = 0
     different: list[str] = field(default_factory=list)
     lent_is_zero: bool = True
+    after_load: list[Any] = field(default_factory=list)
     error: str = ""
     report: dict[str, Any] = field(default_factory=dict)
 
 
 def main() -> None:
+    """Compare the cases on stdin."""
     cases = [Case(**row) for row in json.load(sys.stdin)]
-    stock = _Stock(cases[0].checkpoint)
+    stock = _Stock(cases[0].directory)
     results = [stock.compare(case) for case in cases]
     print("RESULTS " + json.dumps([asdict(result) for result in results]))
 
@@ -114,19 +118,22 @@ class _Stock:
         initialize_model_parallel(tensor_model_parallel_size=1)
         initialize_dp_attention(server_args=self.server_args, model_config=ModelConfig(any_model))
         install_private_loader()
-        self._models: dict[tuple[Any, ...], Any] = {}
 
     def compare(self, case: Case) -> Result:
         from sglang_mi300a.errors import UserError
         from sglang_mi300a.weights.stock import PrivateModelLoader
 
+        told: list[Any] = []
+        PrivateModelLoader.before_first_byte = _refuse if case.gate_refuses else None
+        PrivateModelLoader.after_load = lambda model, is_draft: told.append(is_draft)
         with self._as_rank(case):
             theirs = self._load(case, case.checkpoint, "safetensors", {})
             try:
                 ours = self._load(case, case.directory, "private", case.options)
             except UserError as error:
-                return Result(error=str(error))
-        result = _compare(theirs, ours, case.part == "draft")
+                return Result(error=str(error), after_load=told)
+        result = _compare(theirs, ours, case.part == "draft") if theirs is not None else Result()
+        result.after_load = told
         result.report = asdict(PrivateModelLoader.reports[case.part])
         return result
 
@@ -156,6 +163,8 @@ class _Stock:
 
         from sglang_mi300a.weights import stock
 
+        if not directory:
+            return None
         overrides = {"language_model_only": True} if case.text_only else {}
         model_config = ModelConfig(
             directory,
@@ -180,6 +189,12 @@ class _Stock:
             )
         finally:
             stock._recompute_buffers = recompute
+
+
+def _refuse() -> None:
+    from sglang_mi300a.errors import UserError
+
+    raise UserError("gate 1", found="a dead hook", allowed="live hooks", do="nothing")
 
 
 def _compare(theirs: Any, ours: Any, is_draft: bool) -> Result:

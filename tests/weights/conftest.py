@@ -1,5 +1,7 @@
 """Small checkpoints and artifacts, made once."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from sglang_mi300a.weights.shard import shard_weights
 from tests.weights import checkpoints
 
 SGLANG = "==0.5.18"
+SMALL_PART_BYTES = 200_000
 
 
 def make_checkpoint(directory, *, seed=0, text=checkpoints.SMALL_TEXT, **kinds):
@@ -16,8 +19,7 @@ def make_checkpoint(directory, *, seed=0, text=checkpoints.SMALL_TEXT, **kinds):
 
 
 def shard(model, out, **options):
-    options = {"sglang": SGLANG, "jobs": 2, "part_bytes": 100_000, **options}
-    return shard_weights(model, out, **options)
+    return shard_weights(model, out, **{"sglang": SGLANG, "jobs": 2, **options})
 
 
 def content_of(directory):
@@ -45,6 +47,14 @@ class ArraySink:
         self.bytes[name][offset : offset + len(data)] = data
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_disks():
+    """Skip fsync in this process; what depends on it runs in processes of its own."""
+    real, os.fsync = os.fsync, lambda descriptor: None
+    yield
+    os.fsync = real
+
+
 @pytest.fixture(scope="session")
 def small(tmp_path_factory):
     """A checkpoint with MXFP4 experts and an MTP layer, 4 layers, ~1.3 MB."""
@@ -53,7 +63,7 @@ def small(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def small_tp2(small, tmp_path_factory):
-    """Its artifact for two ranks; not to be changed."""
+    """Its artifact for two ranks, in several parts; not to be changed."""
     out = tmp_path_factory.mktemp("small-tp2") / "artifact"
-    shard(small, out, tp=2)
+    shard(small, out, tp=2, part_bytes=SMALL_PART_BYTES)
     return out

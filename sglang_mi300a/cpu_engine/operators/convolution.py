@@ -186,14 +186,8 @@ def _weigh(
     bias: torch.Tensor | None,
     activation: str | bool | None,
 ) -> torch.Tensor:
-    """Return ``[channels, tokens]`` float32 for windows ``[channels, tokens, width]``.
-
-    The order of the sum is written out, so that a token's result has the same bits however its
-    sequence was cut into calls.
-    """
-    summed = torch.zeros(windows.shape[:2])
-    for tap in range(windows.shape[2]):
-        summed = summed + windows[:, :, tap] * weight[:, tap : tap + 1].float()
+    """Return ``[channels, tokens]`` float32 for windows ``[channels, tokens, width]``."""
+    summed = (windows * weight.float().unsqueeze(1)).sum(dim=-1)
     if bias is not None:
         summed = summed + bias.float().unsqueeze(1)
     if activation in (True, "silu", "swish"):

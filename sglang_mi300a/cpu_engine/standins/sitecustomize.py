@@ -8,18 +8,13 @@ never import torchvision pay for a few assignments only.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from importlib.machinery import PathFinder
 from types import ModuleType
 
 DEFAULTS = {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
-SCHEMAS = {
-    "nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-}
-
-_libraries: list[object] = []  # torch takes schemas back when their library object dies
 
 
 class _SchemasBeforeTorchvision:
@@ -32,19 +27,7 @@ class _SchemasBeforeTorchvision:
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name == "torchvision._meta_registrations":
             sys.meta_path.remove(self)  # type: ignore[arg-type]
-            define_missing_schemas()
-
-
-def define_missing_schemas() -> None:
-    """Define those torchvision operators that nobody has defined; calling one fails in torch."""
-    import torch
-
-    missing = [name for name in SCHEMAS if not hasattr(torch.ops.torchvision, name)]
-    if missing:
-        library = torch.library.Library("torchvision", "FRAGMENT")
-        for name in missing:
-            library.define(name + SCHEMAS[name])
-        _libraries.append(library)
+            importlib.import_module("sglang_mi300a.torchvision_schemas").define_missing()
 
 
 def run_hidden_sitecustomize() -> None:

@@ -10,58 +10,95 @@ KEEP_FROM_SHARE = 0.05
 TRUST_FROM_SHARE = 0.9
 """A reply snapshot supersedes its prompt's once, of the next turns that came while both were
 cached, at least this share continued from the reply's."""
-NUM_FIRST = 32
+NUM_FIRST = 16
 """Settled reply snapshots before the shares are believed; until then all are stored."""
 SAMPLE_EVERY = 32
 """While they are not worth storing, one reply snapshot in this many is stored all the same."""
 NUM_REMEMBERED = 128
 """Settled reply snapshots after which old ones begin to count less."""
+MAX_TURNS = 32
+"""Conversations of more turns are taken for as long as this."""
 MARGIN_TOKENS = 8
 """More than a chat template renders differently at a prompt's end once it is history."""
 
 
 @dataclass
-class ReplyLearner:
-    """Learns whether snapshots inside replies are matched.
+class Worth:
+    """Learns whether one kind of snapshot is ever used.
 
     Attributes:
-        matched: Continued from by a later request.
-        passed: Still cached when the next turn came and continued from the prompt's snapshot.
-        lost: Evicted before any next turn came.
-        unsampled: Snapshots refused since the last one that was stored.
+        used: Settled ones that a later request continued from.
+        unused: Settled ones that none did.
+        refused: Snapshots refused since one was last kept.
     """
 
-    matched: int = 0
-    passed: int = 0
-    lost: int = 0
-    unsampled: int = 0
+    used: int = 0
+    unused: int = 0
+    refused: int = 0
 
     def wants(self) -> bool:
-        """Return whether the reply snapshot that is offered now is to be stored."""
-        settled = self.matched + self.passed + self.lost
-        if settled < NUM_FIRST or self.matched >= KEEP_FROM_SHARE * settled:
-            self.unsampled = 0
+        """Return whether the snapshot offered now is to be kept: all while some are used, else a
+        sample."""
+        settled = self.used + self.unused
+        if settled < NUM_FIRST or self.used >= KEEP_FROM_SHARE * settled:
+            self.refused = 0
             return True
-        self.unsampled += 1
-        if self.unsampled < SAMPLE_EVERY:
+        self.refused += 1
+        if self.refused < SAMPLE_EVERY:
             return False
-        self.unsampled = 0
+        self.refused = 0
         return True
 
-    def trusts(self) -> bool:
-        """Return whether a reply snapshot makes its prompt's superfluous."""
-        met = self.matched + self.passed
-        return met >= NUM_FIRST and self.matched >= TRUST_FROM_SHARE * met
+    def settle(self, *, used: int = 0, unused: int = 0) -> None:
+        """Count what became of kept snapshots."""
+        self.used += used
+        self.unused += unused
+        if self.used + self.unused >= NUM_REMEMBERED:
+            self.used //= 2
+            self.unused //= 2
 
-    def settle(self, *, matched: int = 0, passed: int = 0, lost: int = 0) -> None:
-        """Count what became of stored reply snapshots."""
-        self.matched += matched
-        self.passed += passed
-        self.lost += lost
-        if self.matched + self.passed + self.lost >= NUM_REMEMBERED:
-            self.matched //= 2
-            self.passed //= 2
-            self.lost //= 2
+
+@dataclass
+class ReplyLearner:
+    """Learns what snapshots inside replies are worth.
+
+    Attributes:
+        stored: Of those stored, whether a request continued from them.
+        met: The same, of those that were still cached when the conversation's next turn came.
+    """
+
+    stored: Worth = field(default_factory=Worth)
+    met: Worth = field(default_factory=Worth)
+
+    def trusts(self) -> bool:
+        """Return whether a reply's snapshot makes its prompt's superfluous."""
+        settled = self.met.used + self.met.unused
+        return settled >= NUM_FIRST and self.met.used >= TRUST_FROM_SHARE * settled
+
+    def matched(self) -> None:
+        """A request continued from a reply's snapshot."""
+        self.stored.settle(used=1)
+        self.met.settle(used=1)
+
+    def passed(self) -> None:
+        """The next turn came and continued from the prompt's snapshot instead."""
+        self.stored.settle(unused=1)
+        self.met.settle(unused=1)
+
+    def lost(self) -> None:
+        """It was evicted before any next turn came."""
+        self.stored.settle(unused=1)
+
+
+@dataclass
+class ReturnLearner:
+    """Learns after how many turns conversations are not continued."""
+
+    by_turns: dict[int, Worth] = field(default_factory=dict)
+
+    def of(self, num_turns: int) -> Worth:
+        """Return what is known of conversations that had ``num_turns`` turns."""
+        return self.by_turns.setdefault(min(num_turns, MAX_TURNS), Worth())
 
 
 @dataclass(frozen=True)
@@ -71,18 +108,21 @@ class PathNode:
     Attributes:
         lost_snapshot: Whether it had a snapshot that was evicted.
         is_fork: Whether more than one conversation continues behind it.
+        page_short: Whether only one page is between its end and a snapshot.
     """
 
-    lost_snapshot: bool
-    is_fork: bool
+    lost_snapshot: bool = False
+    is_fork: bool = False
+    page_short: bool = False
 
 
 def snapshot_at_prompt_end(path: Sequence[PathNode]) -> bool:
     """Return whether a request should take its snapshot at its prompt's end, not where KV ends.
 
-    KV without a snapshot has two reasons. Either requests part there (a shared system prompt): a
-    snapshot at that place serves them all. Or the conversation's own snapshot was evicted: then
-    only this conversation continues there, and it will do so from its new end.
+    KV without a snapshot has three reasons. Requests part there (a shared system prompt): a
+    snapshot at that place serves them all. Or the conversation's own snapshot was evicted; or it
+    was taken a few tokens too late, in what the next turn renders differently: then only this
+    conversation continues there, and it will do so from its new end.
 
     Args:
         path: Nodes from behind the deepest snapshot to where the KV ends, in that order.
@@ -90,7 +130,7 @@ def snapshot_at_prompt_end(path: Sequence[PathNode]) -> bool:
     for node in reversed(path):
         if node.is_fork:
             return False
-        if node.lost_snapshot:
+        if node.lost_snapshot or node.page_short:
             return True
     return False
 
@@ -124,19 +164,25 @@ def with_margin(
 
 @dataclass
 class Ledger:
-    """What TurnTail remembers of snapshots, by node id.
+    """What TurnTail remembers of nodes, by their id.
 
     Attributes:
         superseded_by: Superseded snapshots, each with the deeper one that superseded it last.
         lost: Nodes whose snapshot was evicted while their KV stayed.
+        turns: Nodes that hold, or held, the snapshot of a prompt's end: the conversation's turns.
+        resting: Snapshots of conversations at rest: whether they were to go first.
         replies: Stored reply snapshots that nothing continued from: whether they were passed by.
         replies_of: Reply snapshots by the node of their prompt's snapshot.
     """
 
     superseded_by: dict[int, int] = field(default_factory=dict)
     lost: dict[int, None] = field(default_factory=dict)
+    turns: dict[int, int] = field(default_factory=dict)
+    resting: dict[int, bool] = field(default_factory=dict)
     replies: dict[int, bool] = field(default_factory=dict)
     replies_of: dict[int, list[int]] = field(default_factory=dict)
+    reply_learner: ReplyLearner = field(default_factory=ReplyLearner)
+    return_learner: ReturnLearner = field(default_factory=ReturnLearner)
 
     def add_reply(self, reply: int, prompt: int | None) -> None:
         """Note a stored reply snapshot, and its prompt's snapshot where there is one."""
@@ -144,27 +190,36 @@ class Ledger:
         if prompt is not None:
             self.replies_of.setdefault(prompt, []).append(reply)
 
-    def match(self, node: int) -> tuple[bool, list[int]]:
-        """Note that a request continues from a snapshot.
+    def rest(self, node: int) -> bool:
+        """Note that a conversation rests at a snapshot; return whether it is worth a slot."""
+        is_kept = self.return_learner.of(self.turns.get(node, 0)).wants()
+        self.resting[node] = not is_kept
+        return is_kept
 
-        Returns:
-            Whether it is a reply snapshot matched for the first time, and the reply snapshots that
-            the request passed by.
-        """
+    def match(self, node: int) -> list[int]:
+        """Note that a request continues from a snapshot; return the reply snapshots it passed."""
         self.superseded_by.pop(node, None)
-        is_reply = self.replies.pop(node, None) is not None
+        if self.resting.pop(node, None) is not None:
+            self.return_learner.of(self.turns.get(node, 0)).settle(used=1)
+        if self.replies.pop(node, None) is not None:
+            self.reply_learner.matched()
         passed = [one for one in self.replies_of.pop(node, ()) if self.replies.get(one) is False]
         for one in passed:
             self.replies[one] = True
-        return is_reply, passed
+            self.reply_learner.passed()
+        return passed
 
-    def evict(self, node: int) -> bool:
-        """Note that a snapshot is gone; return whether it was a reply's that nothing had met."""
+    def evict(self, node: int) -> None:
+        """Note that a snapshot is gone."""
         self.superseded_by.pop(node, None)
         self.replies_of.pop(node, None)
         self.lost[node] = None
-        return self.replies.pop(node, None) is False
+        if self.resting.pop(node, None) is False:
+            self.return_learner.of(self.turns.get(node, 0)).settle(unused=1)
+        if self.replies.pop(node, None) is False:
+            self.reply_learner.lost()
 
     def forget(self, node: int) -> None:
         """Note that a node is gone, KV and all."""
         self.lost.pop(node, None)
+        self.turns.pop(node, None)

@@ -54,7 +54,7 @@ void parts_of(Wave& wave, const Instruction& i, u64 lanes, u32 num_bytes, bool s
   u64 offsets[kLanes];
   u64 addresses[kLanes];
   offsets_of(wave, i, lanes, offsets);
-  u64 whole = 0;
+  u64 touched = 0;
   for (u64 rest = lanes; rest != 0; rest &= rest - 1) {
     const int lane = std::countr_zero(rest);
     const u32 inside = bytes_in_range(d, offsets[lane], num_bytes);
@@ -62,9 +62,9 @@ void parts_of(Wave& wave, const Instruction& i, u64 lanes, u32 num_bytes, bool s
     parts[lane] = {nullptr, inside};
     if (inside == 0) continue;
     parts[lane].at = host_bytes(wave, addresses[lane], inside, store, lane);
-    whole |= u64{1} << lane;
+    touched |= u64{1} << lane;
   }
-  count_segments(wave, addresses, whole, num_bytes);
+  count_segments(wave, addresses, touched, num_bytes);
 }
 
 void load(Wave& wave, const Instruction& i, const Opcode& opcode) {
@@ -143,13 +143,13 @@ void atomic(Wave& wave, const Instruction& i, const Opcode& opcode) {
 
 void add_buffer_memory() {
   for (const Transfer& t : kLoads) {
-    special((std::string("buffer_load_") + t.name).c_str(), "buffer_load", "", IssueClass::vmem_load, load, t.num_bytes, t.extend);
+    special(std::string("buffer_load_") + t.name, "buffer_load", "", IssueClass::vmem_load, load, t.num_bytes, t.extend);
   }
   for (const Transfer& t : kStores) {
-    special((std::string("buffer_store_") + t.name).c_str(), "buffer_store", "", IssueClass::vmem_store, store, t.num_bytes, t.extend);
+    special(std::string("buffer_store_") + t.name, "buffer_store", "", IssueClass::vmem_store, store, t.num_bytes, t.extend);
   }
   for (const AtomicName& a : kAtomics) {
-    special((std::string("buffer_atomic_") + a.name).c_str(), "buffer_atomic", "", IssueClass::vmem_atomic, atomic, a.num_bytes, a.kind);
+    special(std::string("buffer_atomic_") + a.name, "buffer_atomic", "", IssueClass::vmem_atomic, atomic, a.num_bytes, a.kind);
   }
 }
 

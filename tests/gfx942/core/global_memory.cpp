@@ -110,17 +110,17 @@ void atomic(Wave& wave, const Instruction& i, const Opcode& opcode) {
 template <int kSpace>
 void add_space(const std::string& space, IssueClass load_class, IssueClass store_class) {
   for (const Transfer& t : kLoads) {
-    special((space + "_load_" + t.name).c_str(), "memory_load", "", load_class, load<kSpace>, t.num_bytes, t.extend);
+    special(space + "_load_" + t.name, "memory_load", "", load_class, load<kSpace>, t.num_bytes, t.extend);
   }
   for (const Transfer& t : kStores) {
-    special((space + "_store_" + t.name).c_str(), "memory_store", "", store_class, store<kSpace>, t.num_bytes, t.extend);
+    special(space + "_store_" + t.name, "memory_store", "", store_class, store<kSpace>, t.num_bytes, t.extend);
   }
 }
 
 template <int kSpace>
 void add_atomics(const std::string& space) {
   for (const AtomicName& a : kAtomics) {
-    special((space + "_atomic_" + a.name).c_str(), "memory_atomic", "", IssueClass::vmem_atomic, atomic<kSpace>, a.num_bytes, a.kind);
+    special(space + "_atomic_" + a.name, "memory_atomic", "", IssueClass::vmem_atomic, atomic<kSpace>, a.num_bytes, a.kind);
   }
 }
 

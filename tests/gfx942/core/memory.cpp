@@ -27,6 +27,19 @@ u8* host_bytes(Wave& wave, u64 address, u32 num_bytes, bool store, int lane) {
               std::to_string(num_bytes) + (store ? " bytes stored" : " bytes loaded")};
 }
 
+void claim_loaded(Wave& wave, Queue& queue, int first, int count, u64 lanes) {
+  for (int index = first; index < first + count; ++index) {
+    if ((wave.pending[index] & lanes) != 0) {
+      const Queue& other = &queue == &wave.vector_memory ? wave.lds_and_scalar : wave.vector_memory;
+      for (const InFlight& one : other) {
+        const bool same = one.first >= 0 && index >= one.first && index < one.first + one.count;
+        if (same && (one.lanes & lanes) != 0) wave.refuse_write(index, lanes);
+      }
+    }
+    wave.unwritten[index] &= ~lanes;
+  }
+}
+
 void count_segments(Wave& wave, const u64* addresses, u64 lanes, u32 num_bytes) {
   // A table of the segments seen, by open addressing: at most 2 a lane, in twice as many places.
   u64 seen[256];

@@ -22,6 +22,49 @@ enum AtomicKind : int {
   kAddPairBf16, kMinF32, kMaxF32
 };
 
+// The loads, stores and atomics that global, flat, scratch and buffer instructions share, by what
+// follows global_load_, global_store_ or global_atomic_ in their names.
+struct Transfer {
+  const char* name;
+  int num_bytes;
+  Extend extend;
+};
+inline constexpr Transfer kLoads[] = {
+    {"ubyte", 1, kZero},          {"sbyte", 1, kSign},
+    {"ushort", 2, kZero},         {"sshort", 2, kSign},
+    {"dword", 4, kWords},         {"dwordx2", 8, kWords},
+    {"dwordx3", 12, kWords},      {"dwordx4", 16, kWords},
+    {"ubyte_d16", 1, kLowHalf},   {"ubyte_d16_hi", 1, kHighHalf},
+    {"sbyte_d16", 1, kLowHalfSigned}, {"sbyte_d16_hi", 1, kHighHalfSigned},
+    {"short_d16", 2, kLowHalf},   {"short_d16_hi", 2, kHighHalf}};
+inline constexpr Transfer kStores[] = {
+    {"byte", 1, kZero},       {"byte_d16_hi", 1, kHighHalf}, {"short", 2, kZero},
+    {"short_d16_hi", 2, kHighHalf}, {"dword", 4, kWords},    {"dwordx2", 8, kWords},
+    {"dwordx3", 12, kWords},  {"dwordx4", 16, kWords}};
+
+struct AtomicName {
+  const char* name;
+  int num_bytes;
+  AtomicKind kind;
+};
+inline constexpr AtomicName kAtomics[] = {
+    {"swap", 4, kSwap},          {"swap_x2", 8, kSwap},
+    {"cmpswap", 4, kCompareSwap}, {"cmpswap_x2", 8, kCompareSwap},
+    {"add", 4, kAdd},            {"add_x2", 8, kAdd},
+    {"sub", 4, kSub},            {"sub_x2", 8, kSub},
+    {"smin", 4, kSignedMin},     {"smin_x2", 8, kSignedMin},
+    {"umin", 4, kUnsignedMin},   {"umin_x2", 8, kUnsignedMin},
+    {"smax", 4, kSignedMax},     {"smax_x2", 8, kSignedMax},
+    {"umax", 4, kUnsignedMax},   {"umax_x2", 8, kUnsignedMax},
+    {"and", 4, kAnd},            {"and_x2", 8, kAnd},
+    {"or", 4, kOr},              {"or_x2", 8, kOr},
+    {"xor", 4, kXor},            {"xor_x2", 8, kXor},
+    {"inc", 4, kIncrement},      {"inc_x2", 8, kIncrement},
+    {"dec", 4, kDecrement},      {"dec_x2", 8, kDecrement},
+    {"add_f32", 4, kAddF32},     {"add_f64", 8, kAddF64},
+    {"min_f64", 8, kMinF64},     {"max_f64", 8, kMaxF64},
+    {"pk_add_f16", 4, kAddPairF16}, {"pk_add_bf16", 4, kAddPairBf16}};
+
 // Where each active lane's bytes lie on the host.
 struct Places {
   u8* at[kLanes];

@@ -2,6 +2,7 @@
 // Each source file adds its rows; binding.py reads the finished table, so a mnemonic is known to
 // the decoder exactly when its semantics stand here.
 #pragma once
+#include <initializer_list>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,39 +29,22 @@ struct Opcode {
 };
 
 std::vector<Opcode>& opcodes();
-const Opcode& opcode(int number);
+
+// Out of line, so that a thousand rows do not each bring their own copy.
+void add_opcode(const std::string& name, const char* form, const std::string& signature,
+                IssueClass issue_class, Execute execute, LaneFunction lanes, ScalarFunction scalar,
+                int num_bytes, int variant);
+std::string signature_text(const char* result, std::initializer_list<const char*> parameters);
 
 void execute_vector(Wave&, const Instruction&, const Opcode&);
 
 // The type names of a function's parameters, and a loop over the lanes that calls it.
-template <class T>
-struct TypeName {
-  static std::string text() { return Words<T>::kName; }
-};
-template <class T>
-struct TypeName<Old<T>> {
-  static std::string text() { return std::string("old ") + Words<T>::kName; }
-};
-template <class T>
-struct TypeName<KeepsHigh<T>> {
-  static std::string text() { return std::string("keep ") + Words<T>::kName; }
-};
-template <class T>
-struct TypeName<WithBit<T>> {
-  static std::string text() { return std::string(Words<T>::kName) + "+bit"; }
-};
-
 template <class F>
 struct Lambda : Lambda<decltype(&F::operator())> {};
 
 template <class F, class R, class... A>
 struct Lambda<R (F::*)(A...) const> {
-  static std::string signature() {
-    std::string text = TypeName<R>::text() + "(";
-    const char* comma = "";
-    ((text += comma + TypeName<A>::text(), comma = ","), ...);
-    return text + ")";
-  }
+  static std::string signature() { return signature_text(Words<R>::kName, {Words<A>::kName...}); }
 
   template <size_t... I>
   static void run(const Source* in, const Target& out, u32* bits, std::index_sequence<I...>) {
@@ -83,17 +67,14 @@ struct Lambda<R (F::*)(A...) const> {
 
 // A vector instruction that does the same to every lane.
 template <class F>
-void vector(const char* name, F) {
-  opcodes().push_back({name, "vector", Lambda<F>::signature(), IssueClass::valu, execute_vector,
-                       &Lambda<F>::lanes});
+void vector(const std::string& name, F) {
+  add_opcode(name, "vector", Lambda<F>::signature(), IssueClass::valu, execute_vector,
+             &Lambda<F>::lanes, nullptr, 0, 0);
 }
 
 // An instruction whose semantics needs the whole wave.
-inline void special(const char* name, const char* form, const char* signature, IssueClass issue,
-                    Execute execute, int num_bytes = 0, int variant = 0) {
-  opcodes().push_back(
-      {name, form, signature, issue, execute, nullptr, nullptr, num_bytes, variant});
-}
+void special(const std::string& name, const char* form, const char* signature, IssueClass issue,
+             Execute execute, int num_bytes = 0, int variant = 0);
 
 // One per source file.
 void add_vector_integer();

@@ -52,12 +52,11 @@ struct Scalar<R (F::*)(u32&, A...) const> {
 template <class F, class R, class... A>
 struct Scalar<R (F::*)(A...) const> {
   static std::string signature() {
-    std::string text;
-    if constexpr (!std::is_void_v<R>) text = TypeName<R>::text();
-    text += "(";
-    const char* comma = "";
-    ((text += comma + TypeName<A>::text(), comma = ","), ...);
-    return text + ")";
+    if constexpr (std::is_void_v<R>) {
+      return signature_text("", {Words<A>::kName...});
+    } else {
+      return signature_text(Words<R>::kName, {Words<A>::kName...});
+    }
   }
   static u64 run(u64 a, u64 b, u64 c, u32&) {
     const u64 in[3] = {a, b, c};
@@ -83,8 +82,8 @@ void execute_scalar(Wave& wave, const Instruction& i, const Opcode& opcode) {
 
 template <class F>
 void scalar(const std::string& name, F, const char* form = "scalar") {
-  opcodes().push_back({name, form, Scalar<F>::signature(), IssueClass::salu, execute_scalar,
-                       nullptr, &Scalar<F>::run});
+  add_opcode(name, form, Scalar<F>::signature(), IssueClass::salu, execute_scalar, nullptr,
+             &Scalar<F>::run, 0, 0);
 }
 
 void add_moves() {

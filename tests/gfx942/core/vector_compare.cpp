@@ -10,9 +10,8 @@ namespace {
 template <class F>
 void both(const std::string& name, F) {
   for (int writes_exec = 0; writes_exec < 2; ++writes_exec) {
-    opcodes().push_back({(writes_exec ? "v_cmpx_" : "v_cmp_") + name, "vector",
-                         Lambda<F>::signature(), IssueClass::valu, execute_vector,
-                         &Lambda<F>::lanes, nullptr, 0, writes_exec});
+    add_opcode((writes_exec ? "v_cmpx_" : "v_cmp_") + name, "vector", Lambda<F>::signature(),
+               IssueClass::valu, execute_vector, &Lambda<F>::lanes, nullptr, 0, writes_exec);
   }
 }
 

@@ -32,11 +32,11 @@ u32 byte_differences(u32 a, u32 b) {
 // min, max, min3, max3 and med3 of one type.
 template <class T>
 void add_order(const std::string& type) {
-  vector(("v_min_" + type).c_str(), [](T a, T b) { return std::min(a, b); });
-  vector(("v_max_" + type).c_str(), [](T a, T b) { return std::max(a, b); });
-  vector(("v_min3_" + type).c_str(), [](T a, T b, T c) { return std::min(std::min(a, b), c); });
-  vector(("v_max3_" + type).c_str(), [](T a, T b, T c) { return std::max(std::max(a, b), c); });
-  vector(("v_med3_" + type).c_str(), [](T a, T b, T c) { return median(a, b, c); });
+  vector("v_min_" + type, [](T a, T b) { return std::min(a, b); });
+  vector("v_max_" + type, [](T a, T b) { return std::max(a, b); });
+  vector("v_min3_" + type, [](T a, T b, T c) { return std::min(std::min(a, b), c); });
+  vector("v_max3_" + type, [](T a, T b, T c) { return std::max(std::max(a, b), c); });
+  vector("v_med3_" + type, [](T a, T b, T c) { return median(a, b, c); });
 }
 
 void add_32_bit() {

@@ -166,7 +166,7 @@ struct LdsWord {
 struct Group {
   std::vector<u8> lds;
   std::vector<LdsWord> words;
-  u32 epoch = 1;  // grows at each barrier
+  u32 epoch = 2;  // grows at each barrier; 1 stands for "long ago"
   u32 number = 0;
 };
 

@@ -182,18 +182,32 @@ struct Words<Mixed> {
   static Mixed load(const Source& s, int lane) { return {std::bit_cast<f32>(s.word[0][lane])}; }
 };
 
-template <class T>
-struct Words<Old<T>> {
-  static constexpr int kCount = Words<T>::kCount;
-  static Old<T> load(const Source& s, int lane) { return {Words<T>::load(s, lane)}; }
-};
-
-template <class T>
-struct Words<KeepsHigh<T>> {
-  static constexpr int kCount = 1;
-  static void store(const Target& t, int lane, KeepsHigh<T> value) {
-    Words<T>::store(t, lane, value.value);
-  }
-};
+// Words of what wraps one of the types above; the name says how it is wrapped.
+#define GFX942_WRAPPED(type, text)                                                          \
+  template <>                                                                               \
+  struct Words<Old<type>> {                                                                 \
+    static constexpr const char* kName = "old " text;                                       \
+    static Old<type> load(const Source& s, int lane) { return {Words<type>::load(s, lane)}; } \
+  };                                                                                        \
+  template <>                                                                               \
+  struct Words<WithBit<type>> {                                                             \
+    static constexpr const char* kName = text "+bit";                                       \
+  };                                                                                        \
+  template <>                                                                               \
+  struct Words<KeepsHigh<type>> {                                                           \
+    static constexpr const char* kName = "keep " text;                                      \
+    static void store(const Target& t, int lane, KeepsHigh<type> value) {                   \
+      Words<type>::store(t, lane, value.value);                                             \
+    }                                                                                       \
+  };
+GFX942_WRAPPED(u16, "u16")
+GFX942_WRAPPED(f16, "f16")
+GFX942_WRAPPED(u32, "u32")
+GFX942_WRAPPED(s32, "s32")
+GFX942_WRAPPED(f32, "f32")
+GFX942_WRAPPED(u64, "u64")
+GFX942_WRAPPED(s64, "s64")
+GFX942_WRAPPED(f64, "f64")
+#undef GFX942_WRAPPED
 
 }  // namespace gfx942

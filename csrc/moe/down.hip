@@ -1,0 +1,199 @@
+// The second half of an expert: the projection back to the hidden size, for each sorted row.
+//
+//   result[r, n] = bf16( sum_k W2[e, n, k] * inner[r, k] / factor ),  e the expert of row r's unit
+//
+// Arguments: see DOWN_ARGUMENTS below. Routing weights and the sum over a token's experts are
+// sum_slots.hip's.
+// Reference   sglang_mi300a/moe/reference.py, expert_layer
+// Test        tests/moe/kernels/test_expert_layer.py, test_static_budget.py
+// Called by   the steps of sglang_mi300a/moe/kernels/steps.py
+//
+// Work split  K up to 512: each wave for itself takes a run of (unit, item) pairs; an item is 32
+//             output rows (64 for K = 128). The unit's activations stay in registers for all its
+//             items. K = 1024: two waves a workgroup, each with half of K.
+// Weights     one stream a worker and expert, read in order.
+// LDS         none up to K = 512. K = 1024: partial sums, double-buffered, one barrier an item, 8 KiB
+//             for 16 tokens and 16 KiB for 32; each wave finishes half of the item's results.
+// Order       every sum has one order, whatever the grid and the scheduling.
+// Evidence    E1 for the result and the instruction counts, E3 for the time.
+#include "work_units.h"
+
+// stream        uint8 [experts][items][slices][2 sides][records]: stream_layout, w2
+// stream_bytes  of all experts, below 2^32
+// inner         bf16 [sorted rows, K], as gate_up wrote it
+// work          units, see work_units.h
+// result        out: bf16 [sorted rows, output rows]
+// log2_items    items of a unit: output rows / 32 (/ 64 for K = 128)
+// num_workers   waves of the grid; for K = 1024 workgroups
+#define DOWN_ARGUMENTS                                                                   \
+  const gfx942::u8 *stream, gfx942::u32 stream_bytes, const gfx942::u8 *inner,           \
+      const gfx942::u32x4 *work, gfx942::u8 *result, gfx942::u32 log2_items,             \
+      gfx942::u32 num_workers
+
+namespace moe {
+
+// kPairs: pairs of an even and an odd side in an item. kSplit: waves that share K. kWaves: of a
+// workgroup.
+template <class Format, u32 kTokenTiles, u32 kRowBlocks, u32 kPairs, u32 kSplit, u32 kRing,
+          u32 kWaves>
+DEVICE void down(DOWN_ARGUMENTS) {
+  static_assert(kSplit == 1 || (kSplit == 2 && kWaves == 2 && kPairs == 1));
+  constexpr u32 kSliceBytes = kRowBlocks * kBlockK * kBf16Bytes;
+  constexpr u32 kInnerBytes = kSplit * kSliceBytes;
+  constexpr u32 kPairBytes = 2 * kTileRows * kBf16Bytes;  // of a result row
+  using Item = moe::Item<Format, kRing, kTokenTiles, kRowBlocks, 2 * kPairs>;
+
+  const u32 lane = thread_index() % kLanes;
+  const u32 wave = uniform(thread_index() / kLanes);
+  const u32 column = lane % kTileRows;
+  const u32 group = lane / kTileRows;
+  const u32 slice = kSplit == 1 ? 0 : wave;
+  const typename Format::Lane lane_offsets = Format::lane_offsets(lane);
+
+  u32 position, end;
+  {
+    const u32 worker = kSplit == 1 ? workgroup_index() * kWaves + wave : workgroup_index();
+    const Share share = share_of(worker, num_workers, num_units(work) << log2_items);
+    position = share.begin;
+    end = share.end;
+  }
+  if (position == end) return;
+
+  const u32 item_mask = (1u << log2_items) - 1;
+  const auto base_of = [&](const Unit& unit, u32 item) {
+    return (((unit.expert << log2_items) + item) * kSplit + slice) * Item::kBytes;
+  };
+
+  Item state;
+  u32 inner_offset[kTokenTiles];
+#pragma unroll
+  for (u32 tile = 0; tile < kTokenTiles; ++tile)
+    inner_offset[tile] =
+        (tile * kTileRows + column) * kInnerBytes + slice * kSliceBytes + group * kLaneBytes;
+  const auto load_activations = [&](const Unit& unit) {
+    const Buffer rows =
+        buffer_of(inner + u64{unit.first_row} * kInnerBytes, unit.num_rows * kInnerBytes);
+#pragma unroll
+    for (u32 tile = 0; tile < kTokenTiles; ++tile)
+#pragma unroll
+      for (u32 block = 0; block < kRowBlocks; ++block)
+        state.tokens[tile][block] =
+            load_u32x4(rows, inner_offset[tile] + block * kBlockK * kBf16Bytes, 0);
+    state.tokens_needed_here();
+  };
+
+  // What this wave stores of an item: all of it, or of a split item a token tile, or, if there is
+  // but one, two of a lane's four tokens.
+  constexpr u32 kOwnTiles = kSplit == 1 ? kTokenTiles : 1;
+  constexpr u32 kOwnTokens = kTokenTiles < kSplit ? 4 / kSplit : 4;
+  const u32 own_tile = kSplit > 1 && kTokenTiles > 1 ? slice : 0;
+  const u32 own_token = kTokenTiles < kSplit ? slice * kOwnTokens : 0;
+  const u32 row_bytes = (kPairs * kPairBytes) << log2_items;
+  u32 result_offset[kOwnTiles][kOwnTokens];
+#pragma unroll
+  for (u32 tile = 0; tile < kOwnTiles; ++tile)
+#pragma unroll
+    for (u32 k = 0; k < kOwnTokens; ++k)
+      result_offset[tile][k] =
+          ((own_tile + tile) * kTileRows + group * 4 + own_token + k) * row_bytes + column * 4;
+
+  Unit unit = unit_at(work, position >> log2_items);
+  Unit next = unit_at(work, (position + 1) >> log2_items);
+  u32 base = base_of(unit, position & item_mask);
+  state.start(buffer_of(stream, stream_bytes), lane_offsets, base);
+  load_activations(unit);
+
+  for (u32 turn = 0;; turn ^= 1) {
+    const u32 item = position & item_mask;
+    const bool is_last = position + 1 == end;
+    // After the last item the ring is filled with nothing: an empty buffer costs no traffic.
+    const Buffer next_stream = buffer_of(stream, is_last ? 0 : stream_bytes);
+    const u32 next_base = base_of(next, (position + 1) & item_mask);
+    Unit after_next = unit_at(work, (position + 2) >> log2_items);
+
+    state.multiply(buffer_of(stream, stream_bytes), base, next_stream, next_base, lane_offsets,
+                   [] {});
+
+    // Stores of rows that do not exist are dropped by the bounds of the buffer. They are never
+    // skipped: the waits count them.
+    const Buffer rows =
+        buffer_of(result + u64{unit.first_row} * row_bytes, unit.num_rows * row_bytes);
+    const auto store = [&](u32 tile, u32 k, u32 pair, float even, float odd) {
+      store_u32(rows, result_offset[tile][k], (item * kPairs + pair) * kPairBytes,
+                pack_bf16(even, odd));
+    };
+    if constexpr (kSplit == 1) {
+#pragma unroll
+      for (u32 pair = 0; pair < kPairs; ++pair)
+#pragma unroll
+        for (u32 tile = 0; tile < kTokenTiles; ++tile)
+#pragma unroll
+          for (u32 k = 0; k < 4; ++k)
+            store(tile, k, pair, state.sums[2 * pair][tile][k], state.sums[2 * pair + 1][tile][k]);
+    } else {
+      using Own = float __attribute__((ext_vector_type(kOwnTokens)));
+      SHARED f32x4 partial[2][kSplit][2][kTokenTiles][kLanes];
+#pragma unroll
+      for (u32 side = 0; side < 2; ++side)
+#pragma unroll
+        for (u32 tile = 0; tile < kTokenTiles; ++tile)
+          partial[turn][wave][side][tile][lane] = state.sums[side][tile];
+      meet_over_lds();
+      Own total[2];
+#pragma unroll
+      for (u32 side = 0; side < 2; ++side) {
+        const auto part = [&](u32 from) {
+          const f32x4* all = &partial[turn][from][side][own_tile][lane];
+          return *reinterpret_cast<const Own*>(reinterpret_cast<const float*>(all) + own_token);
+        };
+        total[side] = part(0) + part(1);
+      }
+#pragma unroll
+      for (u32 k = 0; k < kOwnTokens; ++k) store(0, k, 0, total[0][k], total[1][k]);
+    }
+    keep_order();
+
+    if (is_last) return;
+    after_next.needed_here();
+    ++position;
+    if ((position & item_mask) == 0) load_activations(next);
+    unit = next;
+    next = after_next;
+    base = next_base;
+  }
+}
+
+// name, waves of a workgroup, waves on a SIMD, weight format, token tiles of 16, blocks of 32 along
+// a slice of K, pairs of sides in an item, waves that share K, ring slots
+#define DOWN_VARIANTS(X)                                                        \
+  X(moe_down_k128_16_subnormals, 8, 4, Mxfp4<BySubnormals>, 1, 4, 2, 1, 4)      \
+  X(moe_down_k128_32_subnormals, 4, 3, Mxfp4<BySubnormals>, 2, 4, 2, 1, 4)      \
+  X(moe_down_k256_16_subnormals, 8, 4, Mxfp4<BySubnormals>, 1, 8, 1, 1, 4)      \
+  X(moe_down_k256_32_subnormals, 4, 3, Mxfp4<BySubnormals>, 2, 8, 1, 1, 4)      \
+  X(moe_down_k512_16_subnormals, 8, 4, Mxfp4<BySubnormals>, 1, 16, 1, 1, 4)     \
+  X(moe_down_k512_32_subnormals, 4, 2, Mxfp4<BySubnormals>, 2, 16, 1, 1, 8)     \
+  X(moe_down_k1024_16_subnormals, 2, 4, Mxfp4<BySubnormals>, 1, 16, 1, 2, 4)    \
+  X(moe_down_k1024_32_subnormals, 2, 2, Mxfp4<BySubnormals>, 2, 16, 1, 2, 8)    \
+  X(moe_down_k128_16_bf8, 8, 4, Mxfp4<ByBf8>, 1, 4, 2, 1, 4)                    \
+  X(moe_down_k128_32_bf8, 4, 3, Mxfp4<ByBf8>, 2, 4, 2, 1, 4)                    \
+  X(moe_down_k256_16_bf8, 8, 4, Mxfp4<ByBf8>, 1, 8, 1, 1, 4)                    \
+  X(moe_down_k256_32_bf8, 4, 3, Mxfp4<ByBf8>, 2, 8, 1, 1, 4)                    \
+  X(moe_down_k512_16_bf8, 8, 4, Mxfp4<ByBf8>, 1, 16, 1, 1, 4)                   \
+  X(moe_down_k512_32_bf8, 4, 2, Mxfp4<ByBf8>, 2, 16, 1, 1, 8)                   \
+  X(moe_down_k1024_16_bf8, 2, 4, Mxfp4<ByBf8>, 1, 16, 1, 2, 4)                  \
+  X(moe_down_k1024_32_bf8, 2, 2, Mxfp4<ByBf8>, 2, 16, 1, 2, 8)                  \
+  X(moe_down_k256_16_bf16, 8, 4, Bf16, 1, 8, 1, 1, 8)                           \
+  X(moe_down_k256_32_bf16, 4, 3, Bf16, 2, 8, 1, 1, 8)                           \
+  X(moe_down_k512_16_bf16, 8, 4, Bf16, 1, 16, 1, 1, 8)                          \
+  X(moe_down_k512_32_bf16, 4, 2, Bf16, 2, 16, 1, 1, 16)                         \
+  X(moe_down_k1024_16_bf16, 2, 4, Bf16, 1, 16, 1, 2, 8)                         \
+  X(moe_down_k1024_32_bf16, 2, 2, Bf16, 2, 16, 1, 2, 16)
+
+#define X(name, waves, waves_per_simd, ...)                                                  \
+  KERNEL(waves * 64, waves_per_simd) name(DOWN_ARGUMENTS) {                                  \
+    down<__VA_ARGS__, waves>(stream, stream_bytes, inner, work, result, log2_items, num_workers); \
+  }
+DOWN_VARIANTS(X)
+#undef X
+
+}  // namespace moe

@@ -1,0 +1,1 @@
+"""An interpreter of gfx942 machine code, for running kernels in tests without a GPU."""
