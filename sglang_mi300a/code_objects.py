@@ -301,15 +301,15 @@ def read(image: bytes, where: str) -> CodeObject:
     if target != ARCH or flags & _MACH_MASK != _MACH_GFX942:
         raise _refused(where, f"code for {target} (flags {flags:#x})", f"code for {ARCH}")
     try:
-        kernels = [_kernel(entry) for entry in metadata["amdhsa.kernels"]]
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _refused(where, f"metadata without {error}", "complete metadata") from error
+        kernels = {kernel.name: kernel for kernel in map(_kernel, metadata["amdhsa.kernels"])}
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise _refused(where, f"metadata: {error!r}", "complete metadata") from error
     return CodeObject(
         image=image,
         where=where,
         version=_CODE_OBJECT_VERSIONS[ident[8]],
         made_by=_comments(image, headers, sizes[5]),
-        kernels={kernel.name: kernel for kernel in kernels},
+        kernels=kernels,
     )
 
 
@@ -348,7 +348,7 @@ def _comments(image: bytes, headers: list[tuple[int, ...]], names_index: int) ->
 def _kernel(entry: Mapping[str, Any]) -> Kernel:
     listed = entry.get(".args", [])
     hidden = {
-        one[".value_kind"]: (one[".offset"], one[".size"])
+        one[".value_kind"]: (_count(one, ".offset"), _count(one, ".size"))
         for one in listed
         if one[".value_kind"].startswith("hidden_")
     }
@@ -360,25 +360,32 @@ def _kernel(entry: Mapping[str, Any]) -> Kernel:
             Argument(
                 name=one.get(".name", "").removesuffix(_COERCED),
                 kind=one[".value_kind"],
-                offset_bytes=one[".offset"],
-                size_bytes=one[".size"],
+                offset_bytes=_count(one, ".offset"),
+                size_bytes=_count(one, ".size"),
             )
             for one in listed
             if one[".value_kind"] not in hidden
         ),
         hidden=hidden,
-        kernarg_bytes=entry[".kernarg_segment_size"],
-        max_threads=entry[".max_flat_workgroup_size"],
+        kernarg_bytes=_count(entry, ".kernarg_segment_size"),
+        max_threads=_count(entry, ".max_flat_workgroup_size"),
         required_block=(block[0], block[1], block[2]) if block else None,
-        vgprs=entry[".vgpr_count"],
-        agprs=entry.get(".agpr_count", 0),
-        sgprs=entry[".sgpr_count"],
-        vgpr_spills=entry.get(".vgpr_spill_count", 0),
-        sgpr_spills=entry.get(".sgpr_spill_count", 0),
-        lds_bytes=entry[".group_segment_fixed_size"],
-        scratch_bytes=entry[".private_segment_fixed_size"],
-        wave_size=entry[".wavefront_size"],
+        vgprs=_count(entry, ".vgpr_count"),
+        agprs=_count(entry, ".agpr_count"),
+        sgprs=_count(entry, ".sgpr_count"),
+        vgpr_spills=_count(entry, ".vgpr_spill_count"),
+        sgpr_spills=_count(entry, ".sgpr_spill_count"),
+        lds_bytes=_count(entry, ".group_segment_fixed_size"),
+        scratch_bytes=_count(entry, ".private_segment_fixed_size"),
+        wave_size=_count(entry, ".wavefront_size"),
     )
+
+
+def _count(entry: Mapping[str, Any], key: str) -> int:
+    number = entry[key]
+    if not isinstance(number, int) or number < 0:
+        raise TypeError(f"{key} is {number!r}")
+    return number
 
 
 def _refused(where: str, found: str, allowed: str) -> UserError:

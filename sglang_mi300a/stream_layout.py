@@ -227,6 +227,19 @@ def join_mxfp4(projection: str, stream: Bytes, num_rows: int, k: int) -> tuple[B
     return packed, _from_records(projection, scales, num_rows, slices).astype(np.uint8, copy=False)
 
 
+def codes_of_lanes(records: Bytes) -> Bytes:
+    """Return the 4-bit codes of stored records, uint8 ``[records, 64 lanes, 4 blocks, 8]``.
+
+    Args:
+        records: uint8 ``[records, 1088]``.
+    """
+    stored = np.ascontiguousarray(records[:, SCALE_BYTES:]).view(np.uint64)
+    packed = _permuted(stored, _inverse(_stored_bits())).view(np.uint8)
+    codes = np.stack([packed & 0xF, packed >> 4], axis=-1)
+    blocks = RECORD_K // mxfp4.BLOCK
+    return codes.reshape(len(records), ROWS * _LANE_GROUPS, blocks, 8)
+
+
 # -- bf16 ---------------------------------------------------------------------------------------
 
 

@@ -51,10 +51,10 @@ DEVICE void dequantise(const u8* stream, u32 stream_bytes, float* values) {
   }
 }
 
-KERNEL(64, 1) moe_dequantise_subnormals(const u8* stream, u32 stream_bytes, float* values) {
+KERNEL(64, 2) moe_dequantise_subnormals(const u8* stream, u32 stream_bytes, float* values) {
   dequantise<Mxfp4<BySubnormals>>(stream, stream_bytes, values);
 }
-KERNEL(64, 1) moe_dequantise_bf8(const u8* stream, u32 stream_bytes, float* values) {
+KERNEL(64, 2) moe_dequantise_bf8(const u8* stream, u32 stream_bytes, float* values) {
   dequantise<Mxfp4<ByBf8>>(stream, stream_bytes, values);
 }
 

@@ -18,25 +18,40 @@
 // Evidence    E1 for the result and the instruction counts, E3 for the time.
 #include "work_units.h"
 
-// stream        uint8 [experts][items][slices][2 sides][records]: stream_layout, w2
-// stream_bytes  of all experts, below 2^32
-// inner         bf16 [sorted rows, K], as gate_up wrote it
-// work          units, see work_units.h
-// result        out: bf16 [sorted rows, output rows]
-// log2_items    items of a unit: output rows / 32 (/ 64 for K = 128)
-// num_workers   waves of the grid; for K = 1024 workgroups
-#define DOWN_ARGUMENTS                                                                   \
-  const gfx942::u8 *stream, gfx942::u32 stream_bytes, const gfx942::u8 *inner,           \
-      const gfx942::u32x4 *work, gfx942::u8 *result, gfx942::u32 log2_items,             \
-      gfx942::u32 num_workers
+// The routed experts:
+//   stream        uint8 [experts][items][slices][2 sides][records]: stream_layout, w2
+//   stream_bytes  of all experts, below 2^32
+//   inner         bf16 [rows, K], as gate_up wrote it
+//   work          units, see work_units.h
+//   result        out: bf16 [rows, output rows]
+//   log2_items    items of a unit: output rows / 32 (/ 64 for K = 128)
+//   num_workers   their workers: waves, or for K = 1024 workgroups; whole workgroups
+// A shared expert, bf16, with the same K, on the workgroups behind:
+//   shared_stream, shared_stream_bytes, shared_work, num_shared_workers (0: there is none)
+#define DOWN_ARGUMENTS                                                                        \
+  const gfx942::u8 *stream, gfx942::u32 stream_bytes, const gfx942::u8 *inner,                \
+      const gfx942::u32x4 *work, gfx942::u8 *result, gfx942::u32 log2_items,                  \
+      gfx942::u32 num_workers, const gfx942::u8 *shared_stream, gfx942::u32 shared_stream_bytes, \
+      const gfx942::u32x4 *shared_work, gfx942::u32 num_shared_workers
 
 namespace moe {
 
-// kPairs: pairs of an even and an odd side in an item. kSplit: waves that share K. kWaves: of a
-// workgroup.
-template <class Format, u32 kTokenTiles, u32 kRowBlocks, u32 kPairs, u32 kSplit, u32 kRing,
-          u32 kWaves>
-DEVICE void down(DOWN_ARGUMENTS) {
+// Token tiles of 16, blocks of 32 along a wave's slice of K, pairs of an even and an odd side in an
+// item, waves that share K, waves of a workgroup.
+template <u32 kTokenTiles_, u32 kRowBlocks_, u32 kPairs_, u32 kSplit_, u32 kWaves_>
+struct DownShape {
+  static constexpr u32 kTokenTiles = kTokenTiles_, kRowBlocks = kRowBlocks_, kPairs = kPairs_,
+                       kSplit = kSplit_, kWaves = kWaves_;
+  // Sums that a workgroup's waves exchange: only where they share K.
+  using Partial = f32x4[kSplit == 1 ? 1 : 2 * kSplit * 2 * kTokenTiles][kLanes];
+};
+
+template <class Format, class Shape, u32 kRing>
+DEVICE void down(const u8* stream, u32 stream_bytes, const u8* inner, const u32x4* work,
+                 u8* result, u32 log2_items, u32 worker, u32 num_workers,
+                 typename Shape::Partial& partial) {
+  constexpr u32 kTokenTiles = Shape::kTokenTiles, kRowBlocks = Shape::kRowBlocks,
+                kPairs = Shape::kPairs, kSplit = Shape::kSplit, kWaves = Shape::kWaves;
   static_assert(kSplit == 1 || (kSplit == 2 && kWaves == 2 && kPairs == 1));
   constexpr u32 kSliceBytes = kRowBlocks * kBlockK * kBf16Bytes;
   constexpr u32 kInnerBytes = kSplit * kSliceBytes;
@@ -50,13 +65,9 @@ DEVICE void down(DOWN_ARGUMENTS) {
   const u32 slice = kSplit == 1 ? 0 : wave;
   const typename Format::Lane lane_offsets = Format::lane_offsets(lane);
 
-  u32 position, end;
-  {
-    const u32 worker = kSplit == 1 ? workgroup_index() * kWaves + wave : workgroup_index();
-    const Share share = share_of(worker, num_workers, num_units(work) << log2_items);
-    position = share.begin;
-    end = share.end;
-  }
+  const Share share = share_of(worker, num_workers, num_units(work) << log2_items);
+  u32 position = share.begin;
+  const u32 end = share.end;
   if (position == end) return;
 
   const u32 item_mask = (1u << log2_items) - 1;
@@ -132,19 +143,21 @@ DEVICE void down(DOWN_ARGUMENTS) {
             store(tile, k, pair, state.sums[2 * pair][tile][k], state.sums[2 * pair + 1][tile][k]);
     } else {
       using Own = float __attribute__((ext_vector_type(kOwnTokens)));
-      SHARED f32x4 partial[2][kSplit][2][kTokenTiles][kLanes];
+      const auto part_of = [&](u32 from, u32 side, u32 tile) -> f32x4& {
+        return partial[((turn * kSplit + from) * 2 + side) * kTokenTiles + tile][lane];
+      };
 #pragma unroll
       for (u32 side = 0; side < 2; ++side)
 #pragma unroll
         for (u32 tile = 0; tile < kTokenTiles; ++tile)
-          partial[turn][wave][side][tile][lane] = state.sums[side][tile];
+          part_of(wave, side, tile) = state.sums[side][tile];
       meet_over_lds();
       Own total[2];
 #pragma unroll
       for (u32 side = 0; side < 2; ++side) {
         const auto part = [&](u32 from) {
-          const f32x4* all = &partial[turn][from][side][own_tile][lane];
-          return *reinterpret_cast<const Own*>(reinterpret_cast<const float*>(all) + own_token);
+          const float* all = reinterpret_cast<const float*>(&part_of(from, side, own_tile));
+          return *reinterpret_cast<const Own*>(all + own_token);
         };
         total[side] = part(0) + part(1);
       }
@@ -163,35 +176,54 @@ DEVICE void down(DOWN_ARGUMENTS) {
   }
 }
 
-// name, waves of a workgroup, waves on a SIMD, weight format, token tiles of 16, blocks of 32 along
-// a slice of K, pairs of sides in an item, waves that share K, ring slots
-#define DOWN_VARIANTS(X)                                                        \
-  X(moe_down_k128_16_subnormals, 8, 4, Mxfp4<BySubnormals>, 1, 4, 2, 1, 4)      \
-  X(moe_down_k128_32_subnormals, 4, 3, Mxfp4<BySubnormals>, 2, 4, 2, 1, 4)      \
-  X(moe_down_k256_16_subnormals, 8, 4, Mxfp4<BySubnormals>, 1, 8, 1, 1, 4)      \
-  X(moe_down_k256_32_subnormals, 4, 3, Mxfp4<BySubnormals>, 2, 8, 1, 1, 4)      \
-  X(moe_down_k512_16_subnormals, 8, 4, Mxfp4<BySubnormals>, 1, 16, 1, 1, 4)     \
-  X(moe_down_k512_32_subnormals, 4, 2, Mxfp4<BySubnormals>, 2, 16, 1, 1, 8)     \
-  X(moe_down_k1024_16_subnormals, 2, 4, Mxfp4<BySubnormals>, 1, 16, 1, 2, 4)    \
-  X(moe_down_k1024_32_subnormals, 2, 2, Mxfp4<BySubnormals>, 2, 16, 1, 2, 8)    \
-  X(moe_down_k128_16_bf8, 8, 4, Mxfp4<ByBf8>, 1, 4, 2, 1, 4)                    \
-  X(moe_down_k128_32_bf8, 4, 3, Mxfp4<ByBf8>, 2, 4, 2, 1, 4)                    \
-  X(moe_down_k256_16_bf8, 8, 4, Mxfp4<ByBf8>, 1, 8, 1, 1, 4)                    \
-  X(moe_down_k256_32_bf8, 4, 3, Mxfp4<ByBf8>, 2, 8, 1, 1, 4)                    \
-  X(moe_down_k512_16_bf8, 8, 4, Mxfp4<ByBf8>, 1, 16, 1, 1, 4)                   \
-  X(moe_down_k512_32_bf8, 4, 2, Mxfp4<ByBf8>, 2, 16, 1, 1, 8)                   \
-  X(moe_down_k1024_16_bf8, 2, 4, Mxfp4<ByBf8>, 1, 16, 1, 2, 4)                  \
-  X(moe_down_k1024_32_bf8, 2, 2, Mxfp4<ByBf8>, 2, 16, 1, 2, 8)                  \
-  X(moe_down_k256_16_bf16, 8, 4, Bf16, 1, 8, 1, 1, 8)                           \
-  X(moe_down_k256_32_bf16, 4, 3, Bf16, 2, 8, 1, 1, 8)                           \
-  X(moe_down_k512_16_bf16, 8, 4, Bf16, 1, 16, 1, 1, 8)                          \
-  X(moe_down_k512_32_bf16, 4, 2, Bf16, 2, 16, 1, 1, 16)                         \
-  X(moe_down_k1024_16_bf16, 2, 4, Bf16, 1, 16, 1, 2, 8)                         \
-  X(moe_down_k1024_32_bf16, 2, 2, Bf16, 2, 16, 1, 2, 16)
+// name, waves on a SIMD, shape, weight format, ring slots, ring slots of bf16 weights
+#define DOWN_VARIANTS(X) \
+  X(moe_down_k128_16_subnormals, 4, (DownShape<1, 4, 2, 1, 8>), Mxfp4<BySubnormals>, 4, 8)    \
+  X(moe_down_k128_32_subnormals, 3, (DownShape<2, 4, 2, 1, 4>), Mxfp4<BySubnormals>, 4, 8)    \
+  X(moe_down_k256_16_subnormals, 4, (DownShape<1, 8, 1, 1, 8>), Mxfp4<BySubnormals>, 4, 8)    \
+  X(moe_down_k256_32_subnormals, 3, (DownShape<2, 8, 1, 1, 4>), Mxfp4<BySubnormals>, 4, 8)    \
+  X(moe_down_k512_16_subnormals, 4, (DownShape<1, 16, 1, 1, 8>), Mxfp4<BySubnormals>, 4, 8)   \
+  X(moe_down_k512_32_subnormals, 2, (DownShape<2, 16, 1, 1, 4>), Mxfp4<BySubnormals>, 8, 16)  \
+  X(moe_down_k1024_16_subnormals, 4, (DownShape<1, 16, 1, 2, 2>), Mxfp4<BySubnormals>, 4, 8)  \
+  X(moe_down_k1024_32_subnormals, 2, (DownShape<2, 16, 1, 2, 2>), Mxfp4<BySubnormals>, 8, 16) \
+  X(moe_down_k128_16_bf8, 4, (DownShape<1, 4, 2, 1, 8>), Mxfp4<ByBf8>, 4, 8)                  \
+  X(moe_down_k128_32_bf8, 3, (DownShape<2, 4, 2, 1, 4>), Mxfp4<ByBf8>, 4, 8)                  \
+  X(moe_down_k256_16_bf8, 4, (DownShape<1, 8, 1, 1, 8>), Mxfp4<ByBf8>, 4, 8)                  \
+  X(moe_down_k256_32_bf8, 3, (DownShape<2, 8, 1, 1, 4>), Mxfp4<ByBf8>, 4, 8)                  \
+  X(moe_down_k512_16_bf8, 4, (DownShape<1, 16, 1, 1, 8>), Mxfp4<ByBf8>, 4, 8)                 \
+  X(moe_down_k512_32_bf8, 2, (DownShape<2, 16, 1, 1, 4>), Mxfp4<ByBf8>, 8, 16)                \
+  X(moe_down_k1024_16_bf8, 4, (DownShape<1, 16, 1, 2, 2>), Mxfp4<ByBf8>, 4, 8)                \
+  X(moe_down_k1024_32_bf8, 2, (DownShape<2, 16, 1, 2, 2>), Mxfp4<ByBf8>, 8, 16)               \
+  X(moe_down_k128_16_bf16, 4, (DownShape<1, 4, 2, 1, 8>), Bf16, 8, 8)                         \
+  X(moe_down_k128_32_bf16, 3, (DownShape<2, 4, 2, 1, 4>), Bf16, 8, 8)                         \
+  X(moe_down_k256_16_bf16, 4, (DownShape<1, 8, 1, 1, 8>), Bf16, 8, 8)                         \
+  X(moe_down_k256_32_bf16, 3, (DownShape<2, 8, 1, 1, 4>), Bf16, 8, 8)                         \
+  X(moe_down_k512_16_bf16, 4, (DownShape<1, 16, 1, 1, 8>), Bf16, 8, 8)                        \
+  X(moe_down_k512_32_bf16, 2, (DownShape<2, 16, 1, 1, 4>), Bf16, 16, 16)                      \
+  X(moe_down_k1024_16_bf16, 4, (DownShape<1, 16, 1, 2, 2>), Bf16, 8, 8)                       \
+  X(moe_down_k1024_32_bf16, 2, (DownShape<2, 16, 1, 2, 2>), Bf16, 16, 16)
 
-#define X(name, waves, waves_per_simd, ...)                                                  \
-  KERNEL(waves * 64, waves_per_simd) name(DOWN_ARGUMENTS) {                                  \
-    down<__VA_ARGS__, waves>(stream, stream_bytes, inner, work, result, log2_items, num_workers); \
+template <class>
+struct Unwrap;
+template <class T>
+struct Unwrap<void(T)> {
+  using Type = T;
+};
+
+#define X(name, waves_per_simd, shape, format, ring, bf16_ring)                                   \
+  KERNEL(Unwrap<void shape>::Type::kWaves * kLanes, waves_per_simd) name(DOWN_ARGUMENTS) {        \
+    using Shape = Unwrap<void shape>::Type;                                                       \
+    constexpr u32 kWorkers = Shape::kSplit == 1 ? Shape::kWaves : 1;                              \
+    SHARED Shape::Partial partial;                                                                \
+    u32 worker = workgroup_index() * kWorkers;                                                    \
+    if (kWorkers > 1) worker += uniform(thread_index() / kLanes);                                 \
+    if (worker < num_workers) {                                                                   \
+      down<format, Shape, ring>(stream, stream_bytes, inner, work, result, log2_items, worker,    \
+                                num_workers, partial);                                            \
+    } else {                                                                                      \
+      down<Bf16, Shape, bf16_ring>(shared_stream, shared_stream_bytes, inner, shared_work, result, \
+                                   log2_items, worker - num_workers, num_shared_workers, partial); \
+    }                                                                                             \
   }
 DOWN_VARIANTS(X)
 #undef X

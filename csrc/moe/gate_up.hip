@@ -22,21 +22,27 @@
 // Evidence    E1 for the result and the instruction counts, E3 for the time.
 #include "work_units.h"
 
-// stream            uint8 [experts][8 slices][2^log2_items][2 sides][records]: stream_layout, w13
-// stream_bytes      of all experts, below 2^32
-// activations       bf16 [num_tokens, 4096], multiplied by the format's kActivationFactor
-// activation_bytes  their size
-// tokens            int32 [sorted rows]: which token a row belongs to
-// token_bytes       their size
-// work              units, see work_units.h
-// inner             out: bf16 [sorted rows, 16 << log2_items], times kActivationFactor
-// log2_items        items of a unit: neurons of the expert / 16
-// num_workers       workgroups of the grid
-#define GATE_UP_ARGUMENTS                                                                    \
-  const gfx942::u8 *stream, gfx942::u32 stream_bytes, const gfx942::u8 *activations,         \
-      gfx942::u32 activation_bytes, const gfx942::u32 *tokens, gfx942::u32 token_bytes,      \
-      const gfx942::u32x4 *work, gfx942::u8 *inner, gfx942::u32 log2_items,                  \
-      gfx942::u32 num_workers
+// The routed experts:
+//   stream            uint8 [experts][8 slices][2^log2_items][2 sides][records]: stream_layout, w13
+//   stream_bytes      of all experts, below 2^32
+//   activations       bf16 [num_tokens, 4096], multiplied by the format's kActivationFactor
+//   activation_bytes  their size
+//   tokens            int32 [rows]: which token a row belongs to
+//   token_bytes       their size
+//   work              units, see work_units.h
+//   inner             out: bf16 [rows, 16 << log2_items], times kActivationFactor
+//   log2_items        items of a unit: neurons of the expert / 16
+//   num_workers       workgroups of the routed experts
+// A shared expert, bf16, with as many neurons, on the workgroups from num_workers on:
+//   shared_stream, shared_stream_bytes, shared_activations (as they are), shared_work,
+//   num_shared_workers (0: there is none)
+#define GATE_UP_ARGUMENTS                                                                      \
+  const gfx942::u8 *stream, gfx942::u32 stream_bytes, const gfx942::u8 *activations,           \
+      gfx942::u32 activation_bytes, const gfx942::u32 *tokens, gfx942::u32 token_bytes,        \
+      const gfx942::u32x4 *work, gfx942::u8 *inner, gfx942::u32 log2_items,                    \
+      gfx942::u32 num_workers, const gfx942::u8 *shared_stream, gfx942::u32 shared_stream_bytes, \
+      const gfx942::u8 *shared_activations, const gfx942::u32x4 *shared_work,                  \
+      gfx942::u32 num_shared_workers
 
 namespace moe {
 
@@ -45,16 +51,21 @@ DEVICE float silu(float x) {
   return x * __builtin_amdgcn_rcpf(1.0f + __builtin_amdgcn_exp2f(x * -kLog2E));
 }
 
+constexpr u32 kWaves = 8;
+
+template <u32 kTokenTiles>
+using Partial = f32x4[2][kWaves][2][kTokenTiles][kLanes];
+
 template <class Format, u32 kTokenTiles, u32 kRing>
-DEVICE void gate_up(GATE_UP_ARGUMENTS) {
-  constexpr u32 kWaves = 8;
+DEVICE void gate_up(const u8* stream, u32 stream_bytes, const u8* activations,
+                    u32 activation_bytes, const u32* tokens, u32 token_bytes, const u32x4* work,
+                    u8* inner, u32 log2_items, u32 worker, u32 num_workers,
+                    Partial<kTokenTiles>& partial) {
   constexpr u32 kRowBlocks = 16;  // blocks of 32 in a wave's slice of K
   constexpr u32 kSliceBytes = kRowBlocks * kBlockK * kBf16Bytes;
   constexpr u32 kTokenBytes = kWaves * kSliceBytes;
   constexpr u32 kItemRowBytes = kTileRows * kBf16Bytes;
   using Item = moe::Item<Format, kRing, kTokenTiles, kRowBlocks, 2>;
-
-  SHARED f32x4 partial[2][kWaves][2][kTokenTiles][kLanes];
 
   const u32 lane = thread_index() % kLanes;
   const u32 wave = uniform(thread_index() / kLanes);
@@ -65,7 +76,7 @@ DEVICE void gate_up(GATE_UP_ARGUMENTS) {
   u32 position, end;
   {
     const Share share =
-        share_of(workgroup_index(), num_workers, num_units(work) << log2_items);
+        share_of(worker, num_workers, num_units(work) << log2_items);
     position = share.begin;
     end = share.end;
   }
@@ -160,19 +171,29 @@ DEVICE void gate_up(GATE_UP_ARGUMENTS) {
   }
 }
 
-// name, waves on a SIMD, weight format, token tiles of 16, ring slots
-#define GATE_UP_VARIANTS(X)                                    \
-  X(moe_gate_up_16_subnormals, 4, Mxfp4<BySubnormals>, 1, 4)   \
-  X(moe_gate_up_32_subnormals, 2, Mxfp4<BySubnormals>, 2, 8)   \
-  X(moe_gate_up_16_bf8, 4, Mxfp4<ByBf8>, 1, 4)                 \
-  X(moe_gate_up_32_bf8, 2, Mxfp4<ByBf8>, 2, 8)                 \
-  X(moe_gate_up_16_bf16, 4, Bf16, 1, 8)                        \
-  X(moe_gate_up_32_bf16, 2, Bf16, 2, 8)
+// name, waves on a SIMD, token tiles of 16, weight format, ring slots, ring slots of bf16 weights
+#define GATE_UP_VARIANTS(X)                                     \
+  X(moe_gate_up_16_subnormals, 4, 1, Mxfp4<BySubnormals>, 4, 8) \
+  X(moe_gate_up_32_subnormals, 2, 2, Mxfp4<BySubnormals>, 8, 8) \
+  X(moe_gate_up_16_bf8, 4, 1, Mxfp4<ByBf8>, 4, 8)               \
+  X(moe_gate_up_32_bf8, 2, 2, Mxfp4<ByBf8>, 8, 8)               \
+  X(moe_gate_up_16_bf16, 4, 1, Bf16, 8, 8)                      \
+  X(moe_gate_up_32_bf16, 2, 2, Bf16, 8, 8)
 
-#define X(name, waves_per_simd, ...)                                                         \
-  KERNEL(512, waves_per_simd) name(GATE_UP_ARGUMENTS) {                                      \
-    gate_up<__VA_ARGS__>(stream, stream_bytes, activations, activation_bytes, tokens,        \
-                         token_bytes, work, inner, log2_items, num_workers);                 \
+#define X(name, waves_per_simd, token_tiles, format, ring, bf16_ring)                         \
+  KERNEL(kWaves * kLanes, waves_per_simd) name(GATE_UP_ARGUMENTS) {                           \
+    SHARED Partial<token_tiles> partial;                                                      \
+    const u32 worker = workgroup_index();                                                     \
+    if (worker < num_workers) {                                                               \
+      gate_up<format, token_tiles, ring>(stream, stream_bytes, activations, activation_bytes, \
+                                         tokens, token_bytes, work, inner, log2_items, worker, \
+                                         num_workers, partial);                               \
+    } else {                                                                                  \
+      gate_up<Bf16, token_tiles, bf16_ring>(                                                  \
+          shared_stream, shared_stream_bytes, shared_activations, activation_bytes, tokens,   \
+          token_bytes, shared_work, inner, log2_items, worker - num_workers,                  \
+          num_shared_workers, partial);                                                       \
+    }                                                                                         \
   }
 GATE_UP_VARIANTS(X)
 #undef X

@@ -7,6 +7,7 @@
 //
 //   stream       uint8 [num_records, 1088]: stream_layout; scale bytes up to 239
 //   num_records  their number
+//   num_workers  waves of the grid
 //
 // Run once on each expert weight after loading, and only where the probe (dequantise.hip) found
 // that the matrix unit drops subnormals. Needs no memory of its own.
@@ -30,13 +31,12 @@ DEVICE u32 code_from(u32 decoded, u32 half) {
   return (bits >> 6 & 7) | (bits >> 12 & 8);
 }
 
-KERNEL(256, 4) moe_restripe_for_bf8(u8* stream, u32 num_records) {
+KERNEL(256, 4) moe_restripe_for_bf8(u8* stream, u32 num_records, u32 num_workers) {
   constexpr u32 kWaves = 4;
   constexpr u32 kBytes = Mxfp4<BySubnormals>::kBytes;
   const u32 lane = thread_index() % kLanes;
   const u32 wave = thread_index() / kLanes;
-  const u32 num_waves = __builtin_amdgcn_grid_size_x() / kLanes;
-  for (u32 index = workgroup_index() * kWaves + wave; index < num_records; index += num_waves) {
+  for (u32 index = workgroup_index() * kWaves + wave; index < num_records; index += num_workers) {
     u8* const record = stream + u64{index} * kBytes;
     if (lane < kTileRows) reinterpret_cast<u32*>(record)[lane] += 0x0f0f0f0f;
     u32x4* const codes =

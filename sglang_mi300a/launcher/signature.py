@@ -197,8 +197,11 @@ def _buffer_check(kernel: str, one: Buffer) -> Callable[[Any, torch.device, dict
         if value.dtype != dtype:
             raise refused(str(value.dtype), str(dtype))
         shape = value.shape
-        if len(shape) != num_dims or any(shape[i] != size for i, size in fixed):
+        if len(shape) != num_dims:
             raise refused(f"shape {tuple(shape)}", _shape(one.shape))
+        for i, size in fixed:
+            if shape[i] != size:
+                raise refused(f"shape {tuple(shape)}", _shape(one.shape))
         for i, name in named:
             if sizes.setdefault(name, shape[i]) != shape[i]:
                 raise refused(f"shape {tuple(shape)}", f"{_shape(one.shape)}, {name}={sizes[name]}")

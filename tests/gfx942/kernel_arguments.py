@@ -15,6 +15,13 @@ from tests.gfx942.code_object import Argument, Kernel
 from tests.gfx942.memory_map import MemoryMap
 
 
+ALIGNMENT = 64
+"""The runtime rounds the block up to this; compilers load past its end, and use nothing of it."""
+
+POISON = bytes.fromhex("addec07f")
+"""What bytes without a value hold: 0x7fc0dead, as in registers never written."""
+
+
 @dataclass(frozen=True)
 class Pointer:
     """A pointer to the middle of an array, or past its end.
@@ -45,7 +52,7 @@ def block(kernel: Kernel, values: Sequence[Any], shape: Shape, memory: MemoryMap
     explicit = [a for a in kernel.arguments if not a.kind.startswith("hidden_")]
     if len(values) != len(explicit):
         raise ValueError(f"{kernel.name} takes {len(explicit)} arguments, not {len(values)}")
-    data = bytearray(max(kernel.kernarg_bytes, 4))
+    data = bytearray(POISON * (-(-max(kernel.kernarg_bytes, 1) // ALIGNMENT) * ALIGNMENT // 4))
     for number, (argument, value) in enumerate(zip(explicit, values, strict=True)):
         packed = _explicit(f"args[{number}]", argument, value, memory)
         data[argument.offset : argument.offset + argument.size] = packed

@@ -63,8 +63,11 @@ class Machine:
             raise ValueError(f"no kernel {name!r}; there are {sorted(self.code.kernels)}") from None
 
     def instructions(self, name: str) -> list[Line]:
-        """Return the instructions of one kernel (or function), in order of addresses."""
-        return [line for line in self.lines if line.symbol == name]
+        """Return the instructions of one kernel (or function), without the padding after its end."""
+        lines = [line for line in self.lines if line.symbol == name]
+        while lines and lines[-1].mnemonic in ("s_nop", "s_code_end"):
+            lines.pop()
+        return lines
 
     def unknown(self, name: str) -> list[tuple[Line, str]]:
         """Return the instructions of one kernel that would stop it when reached, and why."""

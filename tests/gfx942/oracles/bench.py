@@ -70,6 +70,8 @@ _DESCRIPTOR = """
   .amdhsa_accum_offset 32
   .amdhsa_next_free_sgpr 64
   .amdhsa_group_segment_fixed_size {lds_bytes}
+  .amdhsa_private_segment_fixed_size {scratch_bytes}
+  .amdhsa_enable_private_segment {uses_scratch}
 .end_amdhsa_kernel
 .text
 """
@@ -80,7 +82,7 @@ _METADATA = """
     .kernarg_segment_size: 24
     .kernarg_segment_align: 8
     .group_segment_fixed_size: {lds_bytes}
-    .private_segment_fixed_size: 0
+    .private_segment_fixed_size: {scratch_bytes}
     .wavefront_size: 64
     .sgpr_count: 64
     .vgpr_count: 64
@@ -110,8 +112,19 @@ def _stores() -> str:
     return "\n".join(rows)
 
 
-def assembled(instructions: Sequence[str], lds_bytes: int = 0) -> Machine:
-    """Return a machine with kernel ``k0``, ``k1``, ... for each instruction (or several lines)."""
+def assembled(
+    instructions: Sequence[str], lds_bytes: int = 0, scratch_bytes: int = 0
+) -> Machine:
+    """Return a machine with kernel ``k0``, ``k1``, ... for each instruction (or several lines).
+
+    Registers that no input or output uses are free: v2 to v9, v18, v19, v24 to v31, a0 to a31, s11 to
+    s15, s32 to s39 and from s50 on.
+    """
+    sizes = {
+        "lds_bytes": lds_bytes,
+        "scratch_bytes": scratch_bytes,
+        "uses_scratch": int(scratch_bytes > 0),
+    }
     kernels, metadata = [], []
     for number, instruction in enumerate(instructions):
         name = f"k{number}"
@@ -125,9 +138,9 @@ def assembled(instructions: Sequence[str], lds_bytes: int = 0) -> Machine:
                 scalar_bytes=4 * NUM_SCALAR_INPUTS,
                 output_bytes=4 * LANES * NUM_OUTPUTS,
             )
-            + _DESCRIPTOR.format(name=name, lds_bytes=lds_bytes)
+            + _DESCRIPTOR.format(name=name, **sizes)
         )
-        metadata.append(_METADATA.format(name=name, lds_bytes=lds_bytes))
+        metadata.append(_METADATA.format(name=name, **sizes))
     text = '.amdgcn_target "amdgcn-amd-amdhsa--gfx942"\n.amdhsa_code_object_version 5\n.text\n'
     text += "".join(kernels)
     text += ".amdgpu_metadata\n---\namdhsa.version: [1, 2]\namdhsa.kernels:\n"
@@ -143,7 +156,8 @@ def execute(
         machine: From ``assembled``.
         kernel: ``k0`` and so on.
         vectors: Inputs, uint32 [waves, up to NUM_VECTOR_INPUTS, LANES].
-        scalars: Inputs, uint32 [waves, NUM_SCALAR_INPUTS]; by default 0 with EXEC all ones.
+        scalars: Inputs, uint32 [waves, NUM_SCALAR_INPUTS]; by default 0 with EXEC all ones. With one
+            wave it may be longer: the program finds the array at s[8:9].
 
     Returns:
         uint32 [waves, NUM_OUTPUTS, LANES].

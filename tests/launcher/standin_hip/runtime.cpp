@@ -1,6 +1,8 @@
 #include <string.h>
 
 #include <algorithm>
+#include <memory>
+#include <utility>
 
 #include "image.h"
 #include "state.h"
@@ -311,7 +313,9 @@ STANDIN_EXPORT HipCode hipGraphLaunch(void* executable, void* stream) {
   return hipSuccess;
 }
 
+#ifndef STANDIN_WITHOUT_MARK  // then it looks like AMD's
 STANDIN_EXPORT int mi300aStandinHostMemory(void) { return 1; }
+#endif
 
 STANDIN_EXPORT void mi300aStandinReset(void) {
   const std::lock_guard<std::mutex> lock(state().mutex);

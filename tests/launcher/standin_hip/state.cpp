@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include <iterator>
+
 namespace {
 
 // Each argument that may be a pointer, as HIP's own check of capture isolation would see it.

@@ -1,0 +1,184 @@
+"""The kernels of the room's code object, a row each.
+
+A row holds what a launch must know and what a build is held to. The code object has exactly these
+kernels, with these sizes; the tests compare.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+WeightFormat = Literal["subnormals", "bf8", "bf16"]
+"""How weights become operands: two decodes of MXFP4 streams, or bf16 streams.
+
+``subnormals`` is the fast decode and needs a matrix unit that keeps bf16 subnormals; ``bf8`` does not,
+and reads streams that ``moe_restripe_for_bf8`` has rewritten in place.
+"""
+
+ACTIVATION_FACTORS: dict[WeightFormat, float] = {"subnormals": 2.0**64, "bf8": 1.0, "bf16": 1.0}
+"""What activations and inner values are multiplied by while the kernels have them."""
+
+LANES = 64
+SIMDS = 4
+REGISTERS = 512
+"""Vector registers of a SIMD lane, shared by its waves."""
+
+REGISTER_GRANULE = 8
+MAX_WAVES = 8
+"""Waves that a SIMD can hold."""
+
+LDS_BYTES = 65536
+"""Of a compute unit."""
+
+
+@dataclass(frozen=True)
+class MatrixKernel:
+    """One variant of ``gate_up`` or ``down``.
+
+    Attributes:
+        name: In the code object.
+        op: ``gate_up`` or ``down``.
+        weights: Format.
+        token_tile: Rows of a work unit, at most.
+        inner: K of ``down``: neurons of an expert on the rank. 0 where the kernel takes any.
+        waves: Of a workgroup.
+        workers: How many of these waves are workers of the flat split on their own.
+        item_rows: Rows of the projection in one item.
+        registers: Vector registers, at most, so that ``workgroups_per_cu`` fit.
+        lds_bytes: Exactly.
+        workgroups_per_cu: That a compute unit holds at once.
+        ring: Records that a wave has under way while it works.
+    """
+
+    name: str
+    op: Literal["gate_up", "down"]
+    weights: WeightFormat
+    token_tile: int
+    inner: int
+    waves: int
+    workers: int
+    item_rows: int
+    registers: int
+    lds_bytes: int
+    workgroups_per_cu: int
+    ring: int
+
+    @property
+    def threads(self) -> int:
+        """Of a workgroup."""
+        return self.waves * LANES
+
+    @property
+    def record_bytes(self) -> int:
+        """Of the weight stream."""
+        return 1024 if self.weights == "bf16" else 1088
+
+    @property
+    def bytes_under_way(self) -> int:
+        """Weight bytes on their way to a compute unit whenever a wave waits for a record.
+
+        The record waited for is not counted.
+        """
+        return self.workgroups_per_cu * self.waves * (self.ring - 1) * self.record_bytes
+
+
+def _gate_up(tile: int, weights: WeightFormat, registers: int, ring: int) -> MatrixKernel:
+    return MatrixKernel(
+        name=f"moe_gate_up_{tile}_{weights}",
+        op="gate_up",
+        weights=weights,
+        token_tile=tile,
+        inner=0,
+        waves=8,
+        workers=1,
+        item_rows=32,
+        registers=registers,
+        lds_bytes=2048 * tile,
+        workgroups_per_cu=32 // tile,
+        ring=ring,
+    )
+
+
+def _down(
+    inner: int, tile: int, weights: WeightFormat, waves: int, per_cu: int, registers: int, ring: int
+) -> MatrixKernel:
+    split = inner > 512
+    return MatrixKernel(
+        name=f"moe_down_k{inner}_{tile}_{weights}",
+        op="down",
+        weights=weights,
+        token_tile=tile,
+        inner=inner,
+        waves=waves,
+        workers=1 if split else waves,
+        item_rows=64 if inner < 256 else 32,
+        registers=registers,
+        lds_bytes=512 * tile if split else 0,
+        workgroups_per_cu=per_cu,
+        ring=ring,
+    )
+
+
+MATRIX_KERNELS: tuple[MatrixKernel, ...] = (
+    _gate_up(16, "subnormals", registers=128, ring=4),
+    _gate_up(32, "subnormals", registers=256, ring=8),
+    _gate_up(16, "bf8", registers=128, ring=4),
+    _gate_up(32, "bf8", registers=256, ring=8),
+    _gate_up(16, "bf16", registers=128, ring=8),
+    _gate_up(32, "bf16", registers=256, ring=8),
+    # K, token tile, weights, waves, workgroups a compute unit, registers, ring
+    _down(128, 16, "subnormals", 8, 2, 128, 4),
+    _down(128, 32, "subnormals", 4, 3, 168, 4),
+    _down(256, 16, "subnormals", 8, 2, 128, 4),
+    _down(256, 32, "subnormals", 4, 3, 168, 4),
+    _down(512, 16, "subnormals", 8, 2, 128, 4),
+    _down(512, 32, "subnormals", 4, 2, 256, 8),
+    _down(1024, 16, "subnormals", 2, 8, 128, 4),
+    _down(1024, 32, "subnormals", 2, 4, 256, 8),
+    _down(128, 16, "bf8", 8, 2, 128, 4),
+    _down(128, 32, "bf8", 4, 3, 168, 4),
+    _down(256, 16, "bf8", 8, 2, 128, 4),
+    _down(256, 32, "bf8", 4, 3, 168, 4),
+    _down(512, 16, "bf8", 8, 2, 128, 4),
+    _down(512, 32, "bf8", 4, 2, 256, 8),
+    _down(1024, 16, "bf8", 2, 8, 128, 4),
+    _down(1024, 32, "bf8", 2, 4, 256, 8),
+    _down(256, 16, "bf16", 8, 2, 128, 8),
+    _down(256, 32, "bf16", 4, 3, 168, 8),
+    _down(512, 16, "bf16", 8, 2, 128, 8),
+    _down(512, 32, "bf16", 4, 2, 256, 16),
+    _down(1024, 16, "bf16", 2, 8, 128, 8),
+    _down(1024, 32, "bf16", 2, 4, 256, 16),
+)
+
+SORT_PAIRS = "moe_sort_pairs"
+SORT_THREADS = 1024
+SUM_SLOTS = "moe_sum_slots"
+SUM_THREADS = 256
+RESTRIPE = "moe_restripe_for_bf8"
+RESTRIPE_THREADS = 256
+DEQUANTISE: dict[WeightFormat, str] = {
+    "subnormals": "moe_dequantise_subnormals",
+    "bf8": "moe_dequantise_bf8",
+}
+"""Reads a stream back through a decode: the probe at start-up."""
+
+OTHER_KERNELS = (SORT_PAIRS, SUM_SLOTS, RESTRIPE, *DEQUANTISE.values())
+
+
+def matrix_kernel(op: str, weights: WeightFormat, token_tile: int, inner: int) -> MatrixKernel:
+    """Return the variant for a problem.
+
+    Raises:
+        ValueError: There is none; the message lists the sizes that have one.
+    """
+    of_kind = [k for k in MATRIX_KERNELS if (k.op, k.weights) == (op, weights)]
+    for kernel in of_kind:
+        if kernel.token_tile == token_tile and kernel.inner in (0, inner):
+            return kernel
+    sizes = sorted({(k.token_tile, k.inner) for k in of_kind})
+    raise ValueError(
+        f"no {op} kernel for {weights} weights, a tile of {token_tile} tokens and {inner} neurons; "
+        f"there are (tile, neurons) {sizes}, 0 = any"
+    )

@@ -1,0 +1,354 @@
+"""Each load, store and atomic, in each kind of memory, against its words in Python integers.
+
+ISA guide: "AMD Instinct MI300 Instruction Set Architecture", chapters 8 (scalar memory), 9 (buffers), 10
+(flat, global, scratch), 11 (data share) and 12 (Instructions), sections SMEM, LDS, MUBUF and FLAT.
+"""
+
+import random
+import struct
+
+import numpy as np
+import pytest
+
+from tests.gfx942.oracles import bench, spaces
+from tests.gfx942.oracles.floating import added, larger, smaller
+from tests.gfx942.oracles.integer import signed
+from tests.gfx942.oracles.values import number, words
+
+LDS_BYTES = spaces.LANE_BYTES * 64
+SCRATCH_BYTES = 48
+
+
+def unsigned_of(raw):
+    return int.from_bytes(raw, "little")
+
+
+# Name after global_load_, after ds_read_, bytes, and the result of the bytes and the old register.
+LOADS = [
+    ("ubyte", "u8", 1, lambda raw, old: unsigned_of(raw)),
+    ("sbyte", "i8", 1, lambda raw, old: signed(unsigned_of(raw), 8)),
+    ("ushort", "u16", 2, lambda raw, old: unsigned_of(raw)),
+    ("sshort", "i16", 2, lambda raw, old: signed(unsigned_of(raw), 16)),
+    ("ubyte_d16", "u8_d16", 1, lambda raw, old: old & 0xFFFF0000 | unsigned_of(raw)),
+    ("ubyte_d16_hi", "u8_d16_hi", 1, lambda raw, old: old & 0xFFFF | unsigned_of(raw) << 16),
+    (
+        "sbyte_d16",
+        "i8_d16",
+        1,
+        lambda raw, old: old & 0xFFFF0000 | signed(unsigned_of(raw), 8) & 0xFFFF,
+    ),
+    (
+        "sbyte_d16_hi",
+        "i8_d16_hi",
+        1,
+        lambda raw, old: old & 0xFFFF | (signed(unsigned_of(raw), 8) & 0xFFFF) << 16,
+    ),
+    ("short_d16", "u16_d16", 2, lambda raw, old: old & 0xFFFF0000 | unsigned_of(raw)),
+    ("short_d16_hi", "u16_d16_hi", 2, lambda raw, old: old & 0xFFFF | unsigned_of(raw) << 16),
+    ("dword", "b32", 4, lambda raw, old: unsigned_of(raw)),
+    ("dwordx2", "b64", 8, lambda raw, old: unsigned_of(raw)),
+    ("dwordx3", "b96", 12, lambda raw, old: unsigned_of(raw)),
+    ("dwordx4", "b128", 16, lambda raw, old: unsigned_of(raw)),
+]
+# Name after global_store_, after ds_write_, bytes, and from which bit of the register on.
+STORES = [
+    ("byte", "b8", 1, 0),
+    ("byte_d16_hi", "b8_d16_hi", 1, 16),
+    ("short", "b16", 2, 0),
+    ("short_d16_hi", "b16_d16_hi", 2, 16),
+    ("dword", "b32", 4, 0),
+    ("dwordx2", "b64", 8, 0),
+    ("dwordx3", "b96", 12, 0),
+    ("dwordx4", "b128", 16, 0),
+]
+
+
+def float_bits(function, kind, pairs=False):
+    """An atomic on floats as a function of bits."""
+
+    def on_bits(old, operand, compared):
+        sources = [number(kind, [x & 0xFFFFFFFF, x >> 32]) for x in (old, operand)]
+        if pairs:
+            result = tuple(function(a, b) for a, b in zip(*sources, strict=True))
+        else:
+            result = function(*sources)
+        found = words(kind, result)
+        return found[0] | (found[1] << 32 if len(found) == 2 else 0)
+
+    return on_bits
+
+
+def to_bf16(x):
+    bits = struct.unpack("<I", struct.pack("<f", x))[0]
+    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+
+
+def added_bf16_pairs(old, operand, compared):
+    result = 0
+    for shift in (0, 16):
+        a, b = (number("f32", [(x >> shift & 0xFFFF) << 16]) for x in (old, operand))
+        result |= to_bf16(added(a, b, "f32")) << shift
+    return result
+
+
+def of_width(function):
+    """An atomic on signed numbers of one width."""
+    return {bits: (lambda o, d, c, b=bits: function(signed(o, b), signed(d, b))) for bits in (32, 64)}
+
+
+def same_of_all(function):
+    return {32: function, 64: function}
+
+
+# Name after global_atomic_, after ds_ (with %s for the type), and the new value by width in bits.
+ATOMICS = [
+    ("add", "add_%su", same_of_all(lambda o, d, c: o + d)),
+    ("sub", "sub_%su", same_of_all(lambda o, d, c: o - d)),
+    ("", "rsub_%su", same_of_all(lambda o, d, c: d - o)),
+    ("smin", "min_%si", of_width(min)),
+    ("smax", "max_%si", of_width(max)),
+    ("umin", "min_%su", same_of_all(lambda o, d, c: min(o, d))),
+    ("umax", "max_%su", same_of_all(lambda o, d, c: max(o, d))),
+    ("and", "and_%sb", same_of_all(lambda o, d, c: o & d)),
+    ("or", "or_%sb", same_of_all(lambda o, d, c: o | d)),
+    ("xor", "xor_%sb", same_of_all(lambda o, d, c: o ^ d)),
+    ("inc", "inc_%su", same_of_all(lambda o, d, c: 0 if o >= d else o + 1)),
+    ("dec", "dec_%su", same_of_all(lambda o, d, c: d if o == 0 or o > d else o - 1)),
+    ("swap", "wrxchg_%sb", same_of_all(lambda o, d, c: d)),
+    ("cmpswap", "cmpst_%sb", same_of_all(lambda o, d, c: d if o == c else o)),
+]
+FLOAT_ATOMICS = [
+    ("add_f32", "add_%sf32", 32, float_bits(lambda a, b: added(a, b, "f32"), "f32")),
+    ("add_f64", "add_%sf64", 64, float_bits(lambda a, b: added(a, b, "f64"), "f64")),
+    ("", "min_%sf32", 32, float_bits(smaller, "f32")),
+    ("", "max_%sf32", 32, float_bits(larger, "f32")),
+    ("min_f64", "", 64, float_bits(smaller, "f64")),
+    ("max_f64", "", 64, float_bits(larger, "f64")),
+    ("pk_add_f16", "pk_add_%sf16", 32, float_bits(lambda a, b: added(a, b, "f16"), "f16x2", True)),
+    ("pk_add_bf16", "pk_add_%sbf16", 32, added_bf16_pairs),
+]
+# The assembler has no buffer_atomic_pk_add_bf16, and LDS swaps always return.
+NO_SUCH = {"buffer_atomic_pk_add_bf16", "ds_wrxchg_b32", "ds_wrxchg_b64"}
+
+
+def registers(first, num_bytes):
+    count = (num_bytes + 3) // 4
+    return f"v{first}" if count == 1 else f"v[{first}:{first + count - 1}]"
+
+
+def mnemonic(space, kind, name, lds_name):
+    return f"ds_{lds_name}" if space.name == "lds" else f"{space.name}_{kind}_{name}"
+
+
+def random_lanes(rng, finite=False):
+    vectors = np.zeros((1, bench.NUM_VECTOR_INPUTS, 64), np.uint32)
+    for k in range(bench.NUM_VECTOR_INPUTS):
+        for lane in range(64):
+            vectors[0, k, lane] = rng.getrandbits(32)
+    return vectors
+
+
+def run(space, program, vectors):
+    machine = bench.assembled([program], lds_bytes=LDS_BYTES, scratch_bytes=SCRATCH_BYTES)
+    scalars = np.zeros((1, spaces.FIRST_BYTE // 4 + 64 * spaces.LANE_BYTES // 4), np.uint32)
+    scalars[0, bench.EXEC_INPUT : bench.EXEC_INPUT + 2] = 0xFFFFFFFF
+    return bench.execute(machine, "k0", vectors, scalars)[0]
+
+
+def memory_of(vectors, lane):
+    """The 32 bytes that the lane's memory was filled with."""
+    return vectors[0, :8, lane].tobytes()
+
+
+by_space = pytest.mark.parametrize("space", spaces.ALL, ids=lambda s: s.name)
+
+
+@by_space
+@pytest.mark.parametrize(("name", "lds_name", "num_bytes", "oracle"), LOADS, ids=lambda x: str(x)[:12])
+def test_a_load_extends_its_bytes_and_keeps_what_it_does_not_write(
+    space, name, lds_name, num_bytes, oracle
+):
+    offset = 6 if num_bytes <= 2 else 4
+    loaded = mnemonic(space, "load", name, f"read_{lds_name}")
+    tested = space.access(loaded, registers(20, num_bytes), offset)
+    vectors = random_lanes(random.Random(name))
+    found = run(space, space.program(tested, read_back=False), vectors)
+    for lane in range(64):
+        raw = memory_of(vectors, lane)[offset : offset + num_bytes]
+        expected = vectors[0, 8:12, lane].tolist()
+        value = oracle(raw, expected[0])
+        for k in range((num_bytes + 3) // 4):
+            expected[k] = value >> 32 * k & 0xFFFFFFFF
+        assert found[:4, lane].tolist() == expected, f"{tested}, lane {lane}"
+
+
+@by_space
+@pytest.mark.parametrize(("name", "lds_name", "num_bytes", "shift"), STORES, ids=lambda x: str(x)[:12])
+def test_a_store_writes_its_bytes_and_no_others(space, name, lds_name, num_bytes, shift):
+    offset = 0 if num_bytes == 16 else 3 if num_bytes == 1 else 2 if num_bytes == 2 else 4
+    stored = mnemonic(space, "store", name, f"write_{lds_name}")
+    tested = space.access(stored, registers(20, num_bytes), offset)
+    vectors = random_lanes(random.Random(name))
+    found = run(space, space.program(tested, read_back=True), vectors)
+    for lane in range(64):
+        data = vectors[0, 8:12, lane].tobytes()[shift // 8 : shift // 8 + num_bytes]
+        raw = memory_of(vectors, lane)[:16]
+        raw = raw[:offset] + data + raw[offset + num_bytes :]
+        assert found[:4, lane].tobytes() == raw, f"{tested}, lane {lane}"
+
+
+def atomic_cases():
+    cases = []
+    for name, lds_name, by_width in ATOMICS:
+        for bits, function in by_width.items():
+            wide = f"{name}_x2" if bits == 64 else name
+            cases.append((name and wide, f"{lds_name}{bits}", bits, function))
+    return cases + FLOAT_ATOMICS
+
+
+def atomic_program(space, name, lds_name, bits, returns):
+    """The program, or None if there is no such instruction."""
+    lds = space.name == "lds"
+    if not (lds_name if lds else name):
+        return None
+    operation = mnemonic(space, "atomic", name, lds_name % ("rtn_" if returns else "") if lds_name else "")
+    if operation in NO_SUCH:
+        return None
+    num_bytes = bits // 8
+    data = registers(20, num_bytes)
+    if "cmp" in operation:
+        # Memory: the new value, then the one compared with. LDS: the other way round, in two operands.
+        data = f"{registers(22, num_bytes)}, {data}" if lds else registers(20, 2 * num_bytes)
+        if bits == 32:
+            data = "v21, v20" if lds else "v[20:21]"
+    if not returns:
+        return space.program(space.access(operation, data, 8), read_back=True)
+    if space.name == "buffer":  # the old value takes the operand's place
+        lines = [space.access(operation, data, 8, result="in place")]
+    else:
+        lines = [space.access(operation, data, 8, result=registers(24, num_bytes))]
+        lines += ["s_waitcnt vmcnt(0) lgkmcnt(0)"]
+        lines += [f"v_mov_b32_e32 v{20 + k}, v{24 + k}" for k in range(num_bytes // 4)]
+    return space.program(*lines, read_back=False)
+
+
+ATOMIC_SPACES = [s for s in spaces.ALL if s.name != "scratch"]
+
+
+@pytest.mark.parametrize("returns", [False, True], ids=["plain", "returning"])
+@pytest.mark.parametrize("space", ATOMIC_SPACES, ids=lambda s: s.name)
+@pytest.mark.parametrize("case", atomic_cases(), ids=lambda c: (c[0] or c[1] % ""))
+def test_an_atomic_combines_memory_and_operand_and_may_return_the_old_value(case, space, returns):
+    name, lds_name, bits, function = case
+    program = atomic_program(space, name, lds_name, bits, returns)
+    if program is None:
+        assert name == "" or lds_name == "" or space.name in ("lds", "buffer")
+        return
+    rng = random.Random(f"{name}{lds_name}{returns}")
+    vectors = random_lanes(rng)
+    if function in [f for *_, f in FLOAT_ATOMICS]:
+        vectors &= 0xBFFFBFFF  # no NaNs, whose bits are not defined, in any format
+    vectors[0, 2, :8] = vectors[0, 8, :8]  # some equal, for compare and swap and the bounds of inc
+    vectors[0, 3, :8] = vectors[0, 9, :8]
+    compared_at = 8 + bits // 32
+    vectors[0, compared_at, :32] = vectors[0, 2, :32]
+    if bits == 64:
+        vectors[0, compared_at + 1, :32] = vectors[0, 3, :32]
+    found = run(space, program, vectors)
+    mask = (1 << bits) - 1
+    for lane in range(64):
+        lanes = [int(x) for x in vectors[0, :, lane]]
+
+        def joined(first, lanes=lanes):
+            return (lanes[first] | lanes[first + 1] << 32) & mask
+
+        old, operand, compared = joined(2), joined(8), joined(compared_at) if bits == 64 else lanes[9]
+        new = function(old, operand, compared) & mask
+        result = int(found[0, lane]) | int(found[1, lane]) << 32
+        if returns:
+            assert result & mask == old, f"lane {lane}"
+        else:
+            held = int(found[2, lane]) | int(found[3, lane]) << 32
+            assert held & mask == new, f"lane {lane}: {old:#x}, {operand:#x}"
+
+
+@pytest.mark.parametrize("st64", [False, True], ids=["", "st64"])
+@pytest.mark.parametrize("bits", [32, 64])
+def test_two_words_of_lds_are_read_and_written_at_two_offsets(bits, st64):
+    """DS_READ2, DS_WRITE2: offsets count elements, or 64 of them."""
+    unit = bits // 8 * (64 if st64 else 1)
+    suffix = ("st64" if st64 else "") + f"_b{bits}"
+    stride = bits // 8
+    second = "v[12:13]" if bits == 64 else "v12"
+    first = "v[10:11]" if bits == 64 else "v10"
+    program = "\n  ".join(
+        [
+            f"v_mul_u32_u24_e32 v3, {stride}, v0",
+            f"ds_write2{suffix} v3, {first}, {second} offset0:1 offset1:3",
+            "s_waitcnt lgkmcnt(0)",
+            # The address register may be the result.
+            f"v_mov_b32_e32 v20, v3\n  ds_read2{suffix} {registers(20, bits // 4)}, v20 "
+            "offset0:3 offset1:1",
+            "s_waitcnt lgkmcnt(0)",
+        ]
+    )
+    machine = bench.assembled([program], lds_bytes=64 * unit * 4 + 64 * stride)
+    vectors = random_lanes(random.Random(bits))
+    found = bench.execute(machine, "k0", vectors)[0]
+    # Lane by lane: the last lane that wrote a place wins, and both writes of a lane are in order.
+    memory = {}
+    for slot, k in ((1, 0), (3, 2)):
+        for lane in range(64):
+            value = [int(x) for x in vectors[0, k : k + bits // 32, lane]]
+            memory[lane * stride + slot * unit] = value
+    count = bits // 32
+    for lane in range(64):
+        expected = memory[lane * stride + 3 * unit] + memory[lane * stride + unit]
+        assert found[: 2 * count, lane].tolist() == expected
+
+
+@pytest.mark.parametrize("num_words", [1, 2, 4, 8, 16])
+def test_scalar_loads_by_constant_and_by_register_offset(num_words):
+    """S_LOAD_DWORD and its like; S_BUFFER_LOAD gives 0 past the descriptor's size."""
+    width = "dword" if num_words == 1 else f"dwordx{num_words}"
+    first = 64
+    out = f"s[{first}:{first + num_words - 1}]" if num_words > 1 else f"s{first}"
+    descriptor = ["s_mov_b32 s36, s8", "s_mov_b32 s37, s9", "s_movk_i32 s38, 72", "s_mov_b32 s39, 0"]
+    programs = [
+        f"s_load_{width} {out}, s[8:9], 0x40",
+        f"s_movk_i32 s11, 0x40\n  s_load_{width} {out}, s[8:9], s11",
+        f"s_movk_i32 s11, 0x20\n  s_load_{width} {out}, s[8:9], s11 offset:0x20",
+        "\n  ".join([*descriptor, f"s_buffer_load_{width} {out}, s[36:39], 0x40"]),
+        "\n  ".join([*descriptor, "s_movk_i32 s11, 0x40", f"s_buffer_load_{width} {out}, s[36:39], s11"]),
+    ]
+    last = first + num_words - 1
+    moved = ["s_waitcnt lgkmcnt(0)", f"s_mov_b32 s40, s{first}", f"s_mov_b32 s41, s{last}"]
+    moved += [f"s_mov_b32 s42, s{first + num_words // 2}"]
+    machine = bench.assembled(["\n  ".join([one, *moved]) for one in programs])
+    data = np.random.default_rng(num_words).integers(1, 1 << 32, (1, 64), dtype=np.uint32)
+    data[0, bench.EXEC_INPUT : bench.EXEC_INPUT + 2] = 0xFFFFFFFF
+    for k in range(len(programs)):
+        loaded = data[0, 16 : 16 + num_words].tolist()
+        if k >= 3:
+            loaded = [word if 64 + 4 * n < 72 else 0 for n, word in enumerate(loaded)]
+        found = bench.execute(machine, f"k{k}", np.zeros((1, 1, 64), np.uint32), data)[0]
+        expected = [loaded[0], loaded[-1], loaded[num_words // 2]]
+        at = bench.SCALAR_OUTPUT
+        assert found[at : at + 3, 0].tolist() == expected, programs[k]
+
+
+def test_lanes_that_exec_switches_off_touch_no_memory():
+    """ISA guide, chapter 3.3: an access of a lane that is off does not happen, wherever it points."""
+    program = spaces.GLOBAL.program(
+        "v_cmp_gt_u32_e32 vcc, 5, v0",
+        "v_cndmask_b32_e32 v3, -1, v3, vcc",  # lanes from 5 on point nowhere
+        "s_mov_b64 exec, vcc",
+        "global_store_dword v3, v20, s[8:9] offset:64",
+        "s_mov_b64 exec, -1",
+        "v_lshlrev_b32_e32 v3, 5, v0",
+        read_back=True,
+    )
+    vectors = random_lanes(random.Random(1))
+    found = run(spaces.GLOBAL, program, vectors)
+    expected = np.where(np.arange(64) < 5, vectors[0, 8], vectors[0, 0])
+    np.testing.assert_array_equal(found[0], expected)

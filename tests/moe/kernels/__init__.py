@@ -1,0 +1,1 @@
+"""The gfx942 kernels of the moe room, on the interpreter."""
