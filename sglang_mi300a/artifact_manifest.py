@@ -15,6 +15,7 @@ Keys, version 1::
     tp, ep               ranks, and the expert-parallel ranks among them
     heads                "replicated" or "padded": what happens where ranks outnumber KV heads
     text_only, has_draft whether the visual tower is left out; whether the MTP layer is inside
+    draft_requantised    whether the draft's experts were floats in the checkpoint and are MXFP4 here
     layout               name of the layout of the expert weights
     neutralised_blocks   all-zero MXFP4 blocks whose scale was rewritten, over all ranks' sources
     copied               further files (config, tokenizer): name, size, checksum
@@ -146,6 +147,7 @@ class Manifest:
     heads: Heads
     text_only: bool
     has_draft: bool
+    draft_requantised: bool
     layout: str
     neutralised_blocks: int
     copied: tuple[FileFacts, ...]
@@ -179,6 +181,7 @@ class Manifest:
             "heads": self.heads,
             "text_only": self.text_only,
             "has_draft": self.has_draft,
+            "draft_requantised": self.draft_requantised,
             "layout": self.layout,
             "neutralised_blocks": self.neutralised_blocks,
             "copied": [_file_row(file) for file in self.copied],
@@ -302,6 +305,9 @@ class _Fields:
         if heads not in ("replicated", "padded"):
             _refuse(self.path, f"heads {heads!r}", "'replicated' or 'padded'")
         has_draft = self._get("has_draft", bool)
+        draft_requantised = self._get("draft_requantised", bool)
+        if draft_requantised and not has_draft:
+            _refuse(self.path, "draft_requantised without a draft", "a draft that was requantised")
         return Manifest(
             tool_version=self._get("tool_version", str),
             sglang=self._get("sglang", str),
@@ -315,6 +321,7 @@ class _Fields:
             heads=heads,
             text_only=self._get("text_only", bool),
             has_draft=has_draft,
+            draft_requantised=draft_requantised,
             layout=self._get("layout", str),
             neutralised_blocks=self._natural(
                 "neutralised_blocks", self.data.get("neutralised_blocks")

@@ -184,8 +184,10 @@ def find(target: str, tree: SourceTree) -> Found | None:
     file, text, names = located
     body = _parsed(text)
     node: ast.stmt | None = None
-    for name in names:
-        node = _named(name, body)
+    for depth, name in enumerate(names):
+        node = (_named(name, body, ast.ClassDef) if depth < len(names) - 1 else None) or _named(
+            name, body
+        )
         if node is None:
             return None
         body = list(node.body) if isinstance(node, ast.ClassDef) else []
@@ -228,9 +230,11 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
                 yield from _statements(handler.body)
 
 
-def _named(name: str, body: list[ast.stmt]) -> ast.stmt | None:
+def _named(name: str, body: list[ast.stmt], kind: type[ast.stmt] = ast.stmt) -> ast.stmt | None:
     match: ast.stmt | None = None
     for node in _statements(body):
+        if not isinstance(node, kind):
+            continue
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             if node.name == name:
                 match = node  # the last definition wins, as in Python
@@ -280,13 +284,21 @@ def normalise(text: str) -> str:
     return "\n".join(kept)
 
 
-def annotated_names(class_source: str) -> set[str]:
-    """Return the annotated attributes of a class given as source, such as a dataclass's fields."""
-    body = ast.parse(class_source).body[0]
-    assert isinstance(body, ast.ClassDef)
+def annotated_names(target: str, tree: SourceTree) -> set[str]:
+    """Return the annotated attributes of a class, such as a dataclass's fields; empty if none.
+
+    A name that is bound again after its class statement (``C = dataclass(C)``) still counts as
+    that class.
+    """
+    located = _locate_module(target, tree)
+    if located is None:
+        return set()
+    _, text, names = located
+    found = _named(names[-1], _parsed(text), ast.ClassDef)
+    body = found.body if isinstance(found, ast.ClassDef) else []
     return {
         node.target.id
-        for node in body.body
+        for node in body
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
 

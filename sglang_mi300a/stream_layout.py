@@ -4,30 +4,31 @@ A record is what one load instruction of a wave brings: 1 KiB in a row, 16 segme
 holds 16 weight rows by 128 values along K for MXFP4, with their 64 scale bytes in front, or 16 rows
 by 32 values for bf16. In checkpoint order the same 1 KiB lies in 64 places.
 
-Lane ``l`` of the wave reads bytes ``16 * l``: row ``l % 16``, and of every block of 32 values along K
-the eight from ``8 * (l // 16)`` on. Two matrix instructions of 16 values consume a block, and what a
-lane sums belongs to one row and one scale.
+Lane ``l`` of the wave reads bytes ``16 * l``: row ``l % 16``, and of every block of 32 values along
+K the eight from ``8 * (l // 16)`` on. Two matrix instructions of 16 values consume a block, and
+what a lane sums belongs to one row and one scale.
 
 Order of the records:
 
-* ``w13`` (gate rows, then up rows): ``[slice][item][side][record]``. A slice is 512 values along K and
-  belongs to one wave; an item is 16 gate rows (side 0) and the 16 up rows of the same neurons
+* ``w13`` (gate rows, then up rows): ``[slice][item][side][record]``. A slice is 512 values along K
+  and belongs to one wave; an item is 16 gate rows (side 0) and the 16 up rows of the same neurons
   (side 1), so both halves of ``silu(gate) * up`` meet in one workgroup.
-* ``w2``: ``[item][slice][side][record]``. An item is 32 output rows, side 0 the even and side 1 the odd
-  ones, so a lane's two sums are neighbours in the output; a slice is 512 values along K, or all of
-  them if fewer.
+* ``w2``: ``[item][slice][side][record]``. An item is 32 output rows, side 0 the even and side 1 the
+  odd ones, so a lane's two sums are neighbours in the output; a slice is 512 values along K, or all
+  of them if fewer.
 
 The eight 4-bit codes that a lane has of a block fill one 32-bit word, but not in order: bits are
-placed so that a rotation and one mask give bf16 pairs (``csrc/moe/weight_formats.h``). Two words, of
-blocks ``2p`` and ``2p + 1``, share the bits that three such fields leave over. The scale bytes are the
-checkpoint's own. All of it is a permutation of bits: :func:`join_mxfp4` gives every code and scale
-back.
+placed so that a rotation and one mask give bf16 pairs (``csrc/moe/weight_formats.h``). Two words,
+of blocks ``2p`` and ``2p + 1``, share the bits that three such fields leave over. The scale bytes are
+the checkpoint's own. All of it is a permutation of bits: :func:`join_mxfp4` gives every code and
+scale back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +80,7 @@ def _check_rows(projection: str, rows: int) -> None:
         raise ValueError(f"{projection}: {rows} rows are not a multiple of {2 * ROWS}")
 
 
-def _to_records(projection: str, rows: NDArray[np.generic], per_record: int, slices: int) -> Bytes:
+def _to_records(projection: str, rows: NDArray[Any], per_record: int, slices: int) -> Any:
     """Return ``[records, 16, per_record]``: elements of ``[rows, elements]`` in stream order."""
     num_rows, width = rows.shape
     records = width // (slices * per_record)
@@ -89,12 +90,12 @@ def _to_records(projection: str, rows: NDArray[np.generic], per_record: int, sli
     else:  # [item][row][side][slice][record] -> [item][slice][side][record][row]
         parts = rows.reshape(num_rows // (2 * ROWS), ROWS, 2, slices, records, per_record)
         ordered = parts.transpose(0, 3, 2, 4, 1, 5)
-    return np.ascontiguousarray(ordered).reshape(-1, ROWS, per_record)  # type: ignore[return-value]
+    return np.ascontiguousarray(ordered).reshape(-1, ROWS, per_record)
 
 
 def _from_records(
-    projection: str, records: NDArray[np.generic], num_rows: int, slices: int
-) -> NDArray[np.generic]:
+    projection: str, records: NDArray[Any], num_rows: int, slices: int
+) -> NDArray[Any]:
     """Return ``[rows, elements]``: the inverse of :func:`_to_records`."""
     per_record = records.shape[2]
     items = num_rows // (2 * ROWS)
@@ -157,7 +158,7 @@ def _bit_tables(targets: tuple[int, ...]) -> NDArray[np.uint64]:
 def _permuted(words: NDArray[np.uint64], targets: Sequence[int]) -> NDArray[np.uint64]:
     tables = _bit_tables(tuple(targets))
     quarters = np.ascontiguousarray(words).view(np.uint16).reshape(*words.shape, 4)
-    result = tables[0][quarters[..., 0]]
+    result: NDArray[np.uint64] = tables[0][quarters[..., 0]]
     for k in range(1, 4):
         result |= tables[k][quarters[..., k]]
     return result

@@ -46,11 +46,6 @@
 
 namespace moe {
 
-DEVICE float silu(float x) {
-  constexpr float kLog2E = 1.44269504088896340736f;
-  return x * __builtin_amdgcn_rcpf(1.0f + __builtin_amdgcn_exp2f(x * -kLog2E));
-}
-
 constexpr u32 kWaves = 8;
 
 template <u32 kTokenTiles>
@@ -73,13 +68,9 @@ DEVICE void gate_up(const u8* stream, u32 stream_bytes, const u8* activations,
   const u32 group = lane / kTileRows;
   const typename Format::Lane lane_offsets = Format::lane_offsets(lane);
 
-  u32 position, end;
-  {
-    const Share share =
-        share_of(worker, num_workers, num_units(work) << log2_items);
-    position = share.begin;
-    end = share.end;
-  }
+  const Share share = share_of(worker, num_workers, num_units(work) << log2_items);
+  u32 position = share.begin;
+  const u32 end = share.end;
   if (position == end) return;
 
   const u32 item_mask = (1u << log2_items) - 1;
@@ -154,7 +145,7 @@ DEVICE void gate_up(const u8* stream, u32 stream_bytes, const u8* activations,
         const u32 offset = (tile * kTileRows + first_row) * row_bytes + column * kBf16Bytes;
 #pragma unroll
         for (u32 k = 0; k < 4; ++k) {
-          const float value = silu(gate[k]) * (up[k] * Format::kActivationFactor);
+          const float value = gate[k] * sigmoid(gate[k]) * (up[k] * Format::kActivationFactor);
           store_upper_half(rows, offset + k * row_bytes, item * kItemRowBytes,
                            rounded_to_upper_half(value));
         }

@@ -36,6 +36,11 @@ DEVICE Share share_of(u32 worker, u32 num_workers, u32 total) {
   return {worker * total / num_workers, (worker + 1) * total / num_workers};
 }
 
+DEVICE float sigmoid(float x) {
+  constexpr float kLog2E = 1.44269504088896340736f;
+  return __builtin_amdgcn_rcpf(1.0f + __builtin_amdgcn_exp2f(x * -kLog2E));
+}
+
 // The records of an item, multiplied one after the other. Record r of this item is in ring slot
 // r % kRing; its place is filled again at once, from this item or the next, so kRing - 1 records are
 // under way whenever one is waited for.

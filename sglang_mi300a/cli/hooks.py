@@ -106,28 +106,31 @@ def judge_all(tree: hook_fit.SourceTree) -> list[Judgement]:
             )
         )
     fields = server_fields(tree)
-    for name in presets.names():
-        for device in ("gfx942", "cpu"):
-            for line in presets.load(name).on(device).values():
-                if line.is_environment or line.name in fields:
-                    continue
-                rows.append(
-                    Judgement(
-                        f"preset {name} on {device}",
-                        f"{SERVER_ARGS}.{line.name}",
-                        True,
-                        "gone",
-                        "no such field",
-                        "",
-                    )
-                )
+    wanted = preset_fields()
+    if not fields & set(wanted):
+        row = "declares none of the presets' fields in its own body: flags cannot be judged"
+        return [*rows, Judgement("presets", SERVER_ARGS, True, "moved", row, "")]
+    rows += [
+        Judgement(f"presets {users}", f"{SERVER_ARGS}.{field}", True, "gone", "no such field", "")
+        for field, users in wanted.items()
+        if field not in fields
+    ]
     return rows
+
+
+def preset_fields() -> dict[str, str]:
+    """Return every ``ServerArgs`` field that presets set, with the presets that do."""
+    users: dict[str, list[str]] = {}
+    for name in presets.names():
+        for line in presets.load(name).lines:
+            if not line.is_environment and name not in users.setdefault(line.name, []):
+                users[line.name].append(name)
+    return {field: ", ".join(names) for field, names in users.items()}
 
 
 def server_fields(tree: hook_fit.SourceTree) -> set[str]:
     """Return the names of ``ServerArgs`` fields in a source tree."""
-    found = hook_fit.find(SERVER_ARGS, tree)
-    return hook_fit.annotated_names(found.text) if found else set()
+    return hook_fit.annotated_names(SERVER_ARGS, tree)
 
 
 def _diff(seam: hooking.AnySeam, fit: hook_fit.Fit, pins: hook_fit.Pins) -> str:

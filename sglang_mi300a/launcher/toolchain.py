@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,35 +87,34 @@ def find_clang(asked: str | None = None) -> Clang:
     )
 
 
-def compile_sources(clang: Clang, sources: Sequence[Path], include: Path) -> bytes:
-    """Return one code object of several HIP sources.
-
-    They are compiled as one text, in the given order: an object must have one metadata note, and so
-    each source keeps its names in a namespace of its own.
+def compile_file(clang: Clang, source: Path) -> bytes:
+    """Return the code object of a HIP source and what it includes.
 
     Args:
         clang: The compiler.
-        sources: ``.hip`` files.
-        include: Folder that ``#include "..."`` starts from (and the file's own folder).
+        source: The file. ``#include "..."`` looks in its folder, then in the one above.
 
     Raises:
         UserError: The compiler refused; its message is carried. Warnings go to stderr.
     """
-    text = "".join(f'#include "{path.resolve()}"\n' for path in sources)
-    where = ", ".join(path.name for path in sources)
-    return compile_text(clang, text, where, include)
+    return _compile(clang, [str(source), "-I", str(source.parent.parent)], source.name)
 
 
-def compile_text(clang: Clang, text: str, where: str, include: Path | None = None) -> bytes:
-    """Return the code object of a HIP source text; as :func:`compile_sources`."""
+def compile_text(clang: Clang, text: str, where: str) -> bytes:
+    """Return the code object of a HIP source text, ``where`` in errors; as :func:`compile_file`."""
+    return _compile(clang, ["-"], where, text)
+
+
+def _compile(clang: Clang, source: list[str], where: str, text: str | None = None) -> bytes:
     with tempfile.TemporaryDirectory(prefix="sglang-mi300a-") as folder:
         out = Path(folder) / "out.co"
-        command = [*clang.command, *FLAGS, *_linker(clang, Path(folder))]
-        if include is not None:
-            command += ["-I", str(include)]
-        command += ["-o", str(out), "-"]
         done = subprocess.run(
-            command, input=text, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
+            [*clang.command, *FLAGS, *_linker(clang, Path(folder)), *source, "-o", str(out)],
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_TIMEOUT_S,
         )
         if done.returncode != 0 or not out.is_file():
             raise UserError(
@@ -128,6 +127,29 @@ def compile_text(clang: Clang, text: str, where: str, include: Path | None = Non
         return out.read_bytes()
 
 
+def room_source(csrc: Path, room: str) -> Path:
+    """Return the source of a room's code object, ``csrc/<room>/<room>.hip``.
+
+    It includes the room's other ``.hip`` files: a code object has one metadata note, and so is
+    compiled as one text.
+
+    Raises:
+        UserError: It is missing, or leaves one of them out.
+    """
+    source = csrc / room / f"{room}.hip"
+    others = sorted(path.name for path in source.parent.glob("*.hip") if path != source)
+    text = source.read_text(encoding="utf-8") if source.is_file() else ""
+    left_out = [name for name in others if f'#include "{name}"' not in text]
+    if left_out or not source.is_file():
+        raise UserError(
+            f"kernels of room {room}",
+            found=f"{source.name} does not include {', '.join(left_out)}",
+            allowed=f"csrc/{room}/{source.name} with an #include for each other .hip file there",
+            do="add the lines, or remove the files",
+        )
+    return source
+
+
 def build_room(csrc: Path, room: str, out: Path, clang: Clang) -> code_objects.CodeObject:
     """Compile a room's kernels into ``<room>.gfx942.co`` and its record; return the code object.
 
@@ -137,12 +159,11 @@ def build_room(csrc: Path, room: str, out: Path, clang: Clang) -> code_objects.C
         out: Folder to write to; a reader never sees half a file, nor a record without its object.
 
     Raises:
-        UserError: As :func:`compile_sources`.
+        UserError: As :func:`room_source` and :func:`compile_file`.
     """
     sources = code_objects.sources_of(csrc, room)
-    kernels = [path for path in sources if path.suffix == ".hip"]
     digest = code_objects.sources_digest(csrc, sources)
-    image = compile_sources(clang, kernels, csrc)
+    image = compile_file(clang, room_source(csrc, room))
     path = out / f"{room}.{code_objects.ARCH}.co"
     code = code_objects.read(image, str(path))
     record = code_objects.BuildRecord(

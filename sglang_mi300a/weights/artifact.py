@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -13,7 +15,7 @@ import xxhash
 from sglang_mi300a import artifact_manifest
 from sglang_mi300a.artifact_manifest import FileFacts, Manifest, Part, TensorFacts, checksum
 from sglang_mi300a.errors import UserError
-from sglang_mi300a.weights import safetensors_header
+from sglang_mi300a.weights import page_cache, safetensors_header
 from sglang_mi300a.weights.reading import DEFAULT_RING_BYTES, DEFAULT_THREADS, Files, Ring
 
 _COPY_AGAIN = "copy the artifact again, or run shard-weights again"
@@ -56,62 +58,97 @@ def check_files(artifact: Artifact, rank: int, part: Part) -> list[TensorFacts]:
             holds other tensors than the manifest says, or is none of the artifact's.
     """
     tensors = artifact.manifest.of_rank(rank, part)
-    by_file: dict[str, list[TensorFacts]] = {}
-    for tensor in tensors:
-        by_file.setdefault(tensor.file, []).append(tensor)
-    facts = {file.name: file for file in artifact.manifest.files}
+    by_file = _by_file(tensors)
     for name, expected in by_file.items():
-        path = artifact.directory / name
-        _check_file(artifact, path, facts[name])
-        _check_header(path, expected)
-    _check_no_strays(artifact, {name.split("/")[0] for name in by_file}, set(facts))
+        _check_weight_file(artifact, name, expected)
+    _check_no_links_out(artifact)
+    _check_no_strays(artifact, {name.split("/")[0] for name in by_file})
     return tensors
 
 
+@dataclass(frozen=True)
+class Verification:
+    """What a comparison of bytes and checksums found.
+
+    Attributes:
+        num_bytes: Bytes of tensors that were read.
+        num_tensors: Tensors that were compared.
+        problems: What does not fit, each with its file and tensor; empty for an intact artifact.
+    """
+
+    num_bytes: int
+    num_tensors: int
+    problems: tuple[UserError, ...]
+
+
+def num_bytes(artifact: Artifact, ranks: Iterable[int]) -> int:
+    """Return the bytes of some ranks' tensors."""
+    chosen = set(ranks)
+    return sum(tensor.size for tensor in artifact.manifest.tensors if tensor.rank in chosen)
+
+
 def verify(
-    directory: Path, *, ranks: Iterable[int] | None = None, threads: int = DEFAULT_THREADS
-) -> int:
-    """Check every byte of an artifact against its checksums.
+    artifact: Artifact,
+    *,
+    ranks: Iterable[int] | None = None,
+    threads: int = DEFAULT_THREADS,
+    advance: Callable[[int], None] = lambda num_bytes: None,
+) -> Verification:
+    """Compare every byte of an artifact with its checksums, also after a problem was found.
 
     Args:
-        directory: The artifact.
+        artifact: The artifact.
         ranks: Ranks to check; default all.
         threads: Reads in flight.
-
-    Returns:
-        Bytes that were checked.
-
-    Raises:
-        UserError: The first thing that does not fit.
+        advance: Told of the bytes of each read, from any thread.
     """
-    artifact = read(directory)
-    chosen = range(artifact.manifest.tp) if ranks is None else ranks
+    chosen = range(artifact.manifest.tp) if ranks is None else sorted(set(ranks))
+    problems: list[UserError] = []
+
+    def check(step: Callable[[], None]) -> bool:
+        try:
+            step()
+        except UserError as error:
+            problems.append(error)
+            return False
+        return True
+
     for file in artifact.manifest.copied:
-        path = artifact.directory / file.name
-        _check_file(artifact, path, file)
-        if checksum(path.read_bytes()) != file.xxh3_128:
-            _refuse(path, "other content than was copied", f"checksum {file.xxh3_128}")
-    tensors = [
-        tensor
-        for rank in chosen
-        for part in artifact_manifest.PARTS
-        for tensor in check_files(artifact, rank, part)
-    ]
+        check(partial(_check_copied, artifact, file))
+    check(partial(_check_no_links_out, artifact))
+    tensors: list[TensorFacts] = []
+    for name, expected in _by_file(artifact.manifest.tensors).items():
+        if expected[0].rank in chosen:
+            if check(partial(_check_weight_file, artifact, name, expected)):
+                tensors += expected
+            else:
+                advance(sum(tensor.size for tensor in expected))
+    check(partial(_check_no_strays, artifact, {f"rank-{rank}" for rank in chosen}))
     ring = Ring(DEFAULT_RING_BYTES, threads)
     with Files() as files, ThreadPoolExecutor(threads) as pool:
-        for error in pool.map(lambda t: _wrong(artifact, t, files, ring), tensors):
-            if error is not None:
-                raise error
-        return files.counts.num_bytes
+        found = pool.map(lambda tensor: _wrong(artifact, tensor, files, ring, advance), tensors)
+        problems += [error for error in found if error is not None]
+    page_cache.drop(artifact.directory / file.name for file in artifact.manifest.files)
+    return Verification(files.counts.num_bytes, len(tensors), tuple(problems))
 
 
-def _wrong(artifact: Artifact, tensor: TensorFacts, files: Files, ring: Ring) -> UserError | None:
+def _wrong(
+    artifact: Artifact,
+    tensor: TensorFacts,
+    files: Files,
+    ring: Ring,
+    advance: Callable[[int], None],
+) -> UserError | None:
     hasher = xxhash.xxh3_128()
     path = artifact.path(tensor)
     with ring.buffer() as buffer:
         for at in range(0, tensor.size, ring.max_read_bytes):
             size = min(ring.max_read_bytes, tensor.size - at)
-            hasher.update(files.read(path, tensor.offset + at, size, buffer).data)
+            try:
+                hasher.update(files.read(path, tensor.offset + at, size, buffer).data)
+            except UserError as error:
+                return error
+            advance(size)
     found = hasher.hexdigest()
     return None if found == tensor.xxh3_128 else wrong_checksum(path, tensor, found)
 
@@ -126,14 +163,54 @@ def wrong_checksum(path: Path, tensor: TensorFacts, found: str) -> UserError:
     )
 
 
-def _check_file(artifact: Artifact, path: Path, facts: FileFacts) -> None:
+def _by_file(tensors: Iterable[TensorFacts]) -> dict[str, list[TensorFacts]]:
+    by_file: dict[str, list[TensorFacts]] = {}
+    for tensor in tensors:
+        by_file.setdefault(tensor.file, []).append(tensor)
+    return by_file
+
+
+def _check_weight_file(artifact: Artifact, name: str, expected: list[TensorFacts]) -> None:
+    facts = next(file for file in artifact.manifest.files if file.name == name)
+    path = artifact.directory / name
+    _check_file(artifact, path, facts)
+    _check_header(path, expected)
+
+
+def _check_copied(artifact: Artifact, facts: FileFacts) -> None:
+    path = artifact.directory / facts.name
+    _check_file(artifact, path, facts)
     try:
-        size = path.stat().st_size
-        inside = path.resolve().is_relative_to(artifact.directory.resolve())
+        found = checksum(path.read_bytes())
     except OSError as error:
         _refuse(path, f"not readable ({error.strerror})", f"a file of {facts.size} bytes")
-    if not inside:
-        _refuse(path, f"a link to {path.resolve()}", "a file inside the artifact")
+    if found != facts.xxh3_128:
+        _refuse(path, "other content than was copied", f"checksum {facts.xxh3_128}")
+
+
+def _check_no_links_out(artifact: Artifact) -> None:
+    """Check the files that SGLang reads by itself, which may also be missing."""
+    for name in (artifact_manifest.NAME, *(file.name for file in artifact.manifest.copied)):
+        _check_inside(artifact, artifact.directory / name)
+
+
+def _check_inside(artifact: Artifact, path: Path) -> None:
+    try:
+        target = path.resolve()
+    except (OSError, RuntimeError):  # a link to itself: RuntimeError before Python 3.13
+        _refuse(path, "a link that leads nowhere", "a file inside the artifact")
+    if not target.is_relative_to(artifact.directory.resolve()):
+        _refuse(path, f"a link to {target}", "a file inside the artifact")
+
+
+def _check_file(artifact: Artifact, path: Path, facts: FileFacts) -> None:
+    _check_inside(artifact, path)
+    try:
+        size = path.stat().st_size
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        os.close(descriptor)
+    except OSError as error:
+        _refuse(path, f"not readable ({error.strerror})", f"a file of {facts.size} bytes")
     if not path.is_file():
         _refuse(path, "no regular file", f"a file of {facts.size} bytes")
     if size != facts.size:
@@ -156,10 +233,12 @@ def _check_header(path: Path, expected: list[TensorFacts]) -> None:
         _refuse(path, f"tensor {next(iter(found))}", "what the manifest lists, and no more")
 
 
-def _check_no_strays(artifact: Artifact, directories: set[str], known: set[str]) -> None:
-    for name in sorted(directories):
-        for path in sorted((artifact.directory / name).iterdir()):
-            if f"{name}/{path.name}" not in known and path.suffix == ".safetensors":
+def _check_no_strays(artifact: Artifact, directories: set[str]) -> None:
+    known = {file.name for file in artifact.manifest.files}
+    for name in ("", *sorted(directories)):
+        directory = artifact.directory / name
+        for path in sorted(directory.glob("*.safetensors")):
+            if str(path.relative_to(artifact.directory)) not in known:
                 _refuse(
                     path,
                     "a weight file that the manifest does not list",

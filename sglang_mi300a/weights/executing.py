@@ -13,11 +13,18 @@ from numpy.typing import NDArray
 from sglang_mi300a import mxfp4
 from sglang_mi300a.artifact_manifest import DTYPE_BYTES
 from sglang_mi300a.errors import UserError
-from sglang_mi300a.layout import Layout
 from sglang_mi300a.weights.checkpoint import Checkpoint
 from sglang_mi300a.weights.plan import Source, num_columns
 from sglang_mi300a.weights.reading import BLOCK_BYTES, Files
-from sglang_mi300a.weights.steps import Chunk, ExpertStep, Group, Rows, chunks, expert_steps
+from sglang_mi300a.weights.steps import (
+    Chunk,
+    ExpertStep,
+    ExpertStorage,
+    Group,
+    Rows,
+    chunks,
+    expert_steps,
+)
 
 Bytes = NDArray[np.uint8]
 
@@ -56,7 +63,7 @@ class Executor:
     sources: Mapping[str, Source]
     files: Files
     buffer: Bytes
-    layout: Layout
+    layout: ExpertStorage
     seen: Seen | None = None
     neutralised_blocks: int = 0
 

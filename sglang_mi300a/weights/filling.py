@@ -5,22 +5,40 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal, Protocol, TypeVar
 
+import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from sglang_mi300a.artifact_manifest import TensorFacts
-from sglang_mi300a.layout import Layout
 from sglang_mi300a.weights.artifact import Artifact, wrong_checksum
 from sglang_mi300a.weights.checkpoint import Checkpoint
 from sglang_mi300a.weights.executing import Executor, Sink
 from sglang_mi300a.weights.loader_options import LoaderOptions
+from sglang_mi300a.weights.peak_memory import PeakMemory
 from sglang_mi300a.weights.plan import RankPlan
 from sglang_mi300a.weights.reading import Files, ReadCounts, Ring
-from sglang_mi300a.weights.steps import Group, groups
+from sglang_mi300a.weights.steps import ExpertStorage, Group, groups
 
 _T = TypeVar("_T")
+Bytes = NDArray[np.uint8]
+
+
+class LoadSink(Sink, Protocol):
+    """Where a rank's tensors are loaded to."""
+
+    @property
+    def is_straight(self) -> bool:
+        """Whether :meth:`destination` may name memory to read into."""
+
+    def destination(self, name: str) -> Bytes | None:
+        """Return a tensor's own memory, uint8, or None if its bytes have to be written."""
+
+    def pinned(self, buffers: Sequence[Bytes]) -> AbstractContextManager[None]:
+        """Be shown the buffers that :meth:`write` will be given parts of."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +52,8 @@ class LoadReport:
         num_verified_bytes: Bytes that were checked against a checksum.
         num_direct_files: Files read past the page cache.
         num_buffered_files: Files read through it.
+        peak_extra_bytes: Resident memory beyond what was there before and what stays.
+        is_straight: Whether files were read straight into the parameters.
         neutralised_blocks: All-zero MXFP4 blocks whose scale was rewritten (checkpoint only).
     """
 
@@ -43,45 +63,94 @@ class LoadReport:
     num_verified_bytes: int
     num_direct_files: int
     num_buffered_files: int
+    peak_extra_bytes: int
+    is_straight: bool = False
     neutralised_blocks: int = 0
+
+    def in_words(self) -> str:
+        """Return what was read, how fast, and at what cost: one line."""
+        return (
+            f"{self.num_bytes / 1e9:.3f} GB in {self.seconds:.1f} s "
+            f"({self.num_bytes / 1e9 / max(self.seconds, 1e-9):.2f} GB/s), "
+            f"{self.peak_extra_bytes / 2**20:.0f} MiB of buffers at most, "
+            f"{self.num_verified_bytes / 1e9:.3f} GB verified, "
+            f"{self.num_direct_files} files read directly, {self.num_buffered_files} through the "
+            f"page cache{', straight into the parameters' if self.is_straight else ''}"
+        )
+
+
+def _nothing(num_bytes: int) -> None:
+    """Take no notice."""
 
 
 def from_artifact(
-    artifact: Artifact, tensors: Sequence[TensorFacts], sink: Sink, options: LoaderOptions
+    artifact: Artifact,
+    tensors: Sequence[TensorFacts],
+    sink: LoadSink,
+    options: LoaderOptions,
+    advance: Callable[[int], None] = _nothing,
 ) -> LoadReport:
     """Read tensors of an artifact into a sink, several at a time.
+
+    Args:
+        artifact: The artifact.
+        tensors: Which of its tensors.
+        sink: Where to.
+        options: How.
+        advance: Told of the bytes of each read, from any thread.
 
     Raises:
         UserError: A file cannot be read, or a checksum does not match.
     """
     ring = Ring(options.ring_bytes, options.threads)
     checked = {t.name for i, t in enumerate(tensors) if options.verifies(i, t.size)}
+    peak = PeakMemory()
 
     def load(tensor: TensorFacts) -> None:
         check = tensor.name in checked
         hasher = xxhash.xxh3_128()
         path = artifact.path(tensor)
+        target = sink.destination(tensor.name)
         with ring.buffer() as buffer:
             for at in range(0, tensor.size, ring.max_read_bytes):
                 size = min(ring.max_read_bytes, tensor.size - at)
-                data = files.read(path, tensor.offset + at, size, buffer)
+                if target is not None:
+                    data = files.read_into(path, tensor.offset + at, target[at : at + size])
+                else:
+                    data = files.read(path, tensor.offset + at, size, buffer)
+                    sink.write(tensor.name, at, data)
                 if check:
                     hasher.update(data.data)
-                sink.write(tensor.name, at, data)
+                peak.sample()
+                advance(size)
         if check and hasher.hexdigest() != tensor.xxh3_128:
             raise wrong_checksum(path, tensor, hasher.hexdigest())
 
     begin = time.perf_counter()
-    with Files() as files:
+    with sink.pinned(ring.buffers), Files(direct=not sink.is_straight) as files:
         _run_all(load, tensors, sink, options.threads)
     num_verified = sum(tensor.size for tensor in tensors if tensor.name in checked)
-    return _report("artifact", begin, files.counts, num_verified)
+    ring.release()
+    return _report("artifact", begin, files.counts, num_verified, peak, sink.is_straight)
 
 
 def from_checkpoint(
-    plan: RankPlan, checkpoint: Checkpoint, layout: Layout, sink: Sink, options: LoaderOptions
+    plan: RankPlan,
+    checkpoint: Checkpoint,
+    storage: ExpertStorage,
+    sink: LoadSink,
+    options: LoaderOptions,
+    advance: Callable[[int], None] = _nothing,
 ) -> LoadReport:
     """Execute a rank's plan on a checkpoint into a sink, several groups at a time.
+
+    Args:
+        plan: The rank's.
+        checkpoint: The checkpoint.
+        storage: How experts are kept.
+        sink: Where to.
+        options: How.
+        advance: Told of the bytes kept of each read, from any thread.
 
     Raises:
         UserError: A file cannot be read, or a scale must not be served.
@@ -89,18 +158,36 @@ def from_checkpoint(
     ring = Ring(options.ring_bytes, options.threads)
     sources = checkpoint.sources()
     rewritten: list[int] = []
+    peak = PeakMemory()
+    noting = _Noting(sink, peak, advance)
 
     begin = time.perf_counter()
-    with Files() as files:
+    with sink.pinned(ring.buffers), Files() as files:
 
         def make(group: Group) -> None:
             with ring.buffer() as buffer:
-                executor = Executor(checkpoint, sources, files, buffer, layout)
-                executor.make(group, [sink])
+                executor = Executor(checkpoint, sources, files, buffer, storage)
+                executor.make(group, [noting])
             rewritten.append(executor.neutralised_blocks)
 
-        _run_all(make, groups([plan], layout), sink, options.threads)
-    return _report("checkpoint", begin, files.counts, 0, sum(rewritten))
+        _run_all(make, groups([plan], storage), sink, options.threads)
+    ring.release()
+    return _report("checkpoint", begin, files.counts, 0, peak, False, sum(rewritten))
+
+
+class _Noting:
+    """A sink that notes what passes."""
+
+    def __init__(self, sink: Sink, peak: PeakMemory, advance: Callable[[int], None]) -> None:
+        self.start_thread = sink.start_thread
+        self._sink = sink
+        self._peak = peak
+        self._advance = advance
+
+    def write(self, name: str, offset: int, data: Bytes) -> None:
+        self._sink.write(name, offset, data)
+        self._peak.sample()
+        self._advance(data.nbytes)
 
 
 def _run_all(work: Callable[[_T], None], items: Sequence[_T], sink: Sink, threads: int) -> None:
@@ -120,6 +207,8 @@ def _report(
     begin: float,
     counts: ReadCounts,
     num_verified_bytes: int,
+    peak: PeakMemory,
+    is_straight: bool,
     neutralised_blocks: int = 0,
 ) -> LoadReport:
     return LoadReport(
@@ -129,5 +218,7 @@ def _report(
         num_verified_bytes=num_verified_bytes,
         num_direct_files=counts.num_direct_files,
         num_buffered_files=counts.num_buffered_files,
+        peak_extra_bytes=peak.extra_bytes(),
+        is_straight=is_straight,
         neutralised_blocks=neutralised_blocks,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from sglang_mi300a.gates import RankGates
@@ -22,11 +23,13 @@ def install_private_loader(gates: RankGates | None = None, record: Resolved | No
 
     Args:
         gates: This rank's gates; gate 1 is passed before the first byte is read, gate 2 is put in
-            front of the loaded target.
+            front of the loaded target. Through them the ranks learn of each other's failures.
         record: The launcher's decision, whose load options become the defaults.
     """
+    from sglang_mi300a.weights.rank_agreement import alone
     from sglang_mi300a.weights.stock import PrivateModelLoader
 
+    PrivateModelLoader.all_gather = staticmethod(gates.all_gather if gates else alone)
     PrivateModelLoader.default_options = dict(record.load_options) if record else {}
     if gates is not None:
 
@@ -37,6 +40,7 @@ def install_private_loader(gates: RankGates | None = None, record: Resolved | No
                 gates.guard_forward(model)
 
         PrivateModelLoader.before_first_byte = gates.before_first_byte
+        PrivateModelLoader.on_refusal = partial(gates.report, "refused")
         PrivateModelLoader.after_load = after_load
     module = types.ModuleType(MODULE, PrivateModelLoader.__doc__)
     module.PrivateModelLoader = PrivateModelLoader  # type: ignore[attr-defined]

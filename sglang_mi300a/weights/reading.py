@@ -41,6 +41,10 @@ class Ring:
         ring_bytes: Bytes of all buffers together.
         num_buffers: How many; also how many reads can be in flight.
 
+    Attributes:
+        max_read_bytes: What a read into one buffer may have at most.
+        buffers: All of them, uint8.
+
     Raises:
         UserError: The bytes do not make useful buffers.
     """
@@ -54,12 +58,18 @@ class Ring:
                 allowed=f"at least one, and {MIN_BUFFER_BYTES} bytes for each",
                 do=f"set ring_bytes {DEFAULT_RING_BYTES} and threads {DEFAULT_THREADS}",
             )
-        self.num_buffers = num_buffers
         self.max_read_bytes = each - _SLACK_BYTES
+        # Anonymous memory: page-aligned, and not there before the first read touches it.
+        self._memory = [mmap.mmap(-1, each) for _ in range(num_buffers)]
+        self.buffers = tuple(np.frombuffer(each, dtype=np.uint8) for each in self._memory)
         self._free: queue.SimpleQueue[Bytes] = queue.SimpleQueue()
-        for _ in range(num_buffers):
-            # Anonymous memory: page-aligned, and not there before the first read touches it.
-            self._free.put(np.frombuffer(mmap.mmap(-1, each), dtype=np.uint8))
+        for buffer in self.buffers:
+            self._free.put(buffer)
+
+    def release(self) -> None:
+        """Give the memory back, whoever still holds a view; what the buffers held is lost."""
+        for memory in self._memory:
+            memory.madvise(mmap.MADV_DONTNEED)
 
     @contextmanager
     def buffer(self) -> Iterator[Bytes]:
@@ -149,7 +159,45 @@ class Files:
             self.counts.num_bytes += size
         return buffer[skip : skip + size]
 
-    def _fill(self, path: Path, descriptor: int, start: int, needed: int, target: Bytes) -> None:
+    def read_into(self, path: Path, offset: int, target: Bytes) -> Bytes:
+        """Read a range of a file to where it is to stay; only of files not read directly.
+
+        Direct reads want aligned memory; here the bytes pass the page cache, which drops them.
+
+        Args:
+            path: The file.
+            offset: First byte.
+            target: uint8, as many as are wanted, at any address.
+
+        Returns:
+            ``target``.
+
+        Raises:
+            UserError: As :meth:`read`.
+        """
+        if target.nbytes == 0:
+            return target
+        descriptor, is_direct = self._descriptor(path)
+        assert not is_direct
+        try:
+            self._fill(path, descriptor, offset, target.nbytes, target, block_bytes=1)
+        except OSError as error:
+            _refuse(path, f"byte {offset}: {os.strerror(error.errno or 0)}", "a readable file")
+        os.posix_fadvise(descriptor, offset, target.nbytes, os.POSIX_FADV_DONTNEED)
+        with self._lock:
+            self.counts.num_bytes += target.nbytes
+        return target
+
+    def _fill(
+        self,
+        path: Path,
+        descriptor: int,
+        start: int,
+        needed: int,
+        target: Bytes,
+        *,
+        block_bytes: int = BLOCK_BYTES,
+    ) -> None:
         view = target.data
         at = reached = 0
         while reached < needed:
@@ -158,7 +206,7 @@ class Files:
                 size = os.fstat(descriptor).st_size
                 _refuse(path, f"its end at byte {size}", f"{start + needed} bytes or more")
             # A direct read can only go on at a block: what follows a short one starts there.
-            reached, at = end, end // BLOCK_BYTES * BLOCK_BYTES
+            reached, at = end, end // block_bytes * block_bytes
 
     def _descriptor(self, path: Path) -> tuple[int, bool]:
         with self._lock:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import xxhash
@@ -29,23 +28,35 @@ from sglang_mi300a import layout as layouts
 from sglang_mi300a.artifact_manifest import FileFacts, Heads, Manifest, Part, TensorFacts, checksum
 from sglang_mi300a.errors import UserError
 from sglang_mi300a.weights import checkpoint as checkpoints
-from sglang_mi300a.weights import model_sizes, plan
+from sglang_mi300a.weights import model_sizes, plan, requantising
 from sglang_mi300a.weights.checkpoint import Checkpoint
 from sglang_mi300a.weights.executing import Executor, Sink
 from sglang_mi300a.weights.model_sizes import ModelSizes
 from sglang_mi300a.weights.output_lock import PREFIX as LOCK_PREFIX
 from sglang_mi300a.weights.output_lock import LockHeld, OutputLock
 from sglang_mi300a.weights.part_files import PartFile, sync_directory, write_atomically
-from sglang_mi300a.weights.plan import Placement, RankPlan, Source, num_rows
+from sglang_mi300a.weights.plan import FLOATS, Placement, RankPlan, Source, num_rows
+from sglang_mi300a.weights.progress_bar import ProgressBar
 from sglang_mi300a.weights.reading import Files, Ring
 from sglang_mi300a.weights.resuming import DIRECTORY as PARTIAL_NAME
 from sglang_mi300a.weights.resuming import Progress, Record
-from sglang_mi300a.weights.steps import Group, Rows, Stored, groups, step_bytes
+from sglang_mi300a.weights.steps import (
+    ExpertStorage,
+    Group,
+    Rows,
+    Stored,
+    groups,
+    step_bytes,
+)
 
 Bytes = NDArray[np.uint8]
 
+DraftExperts = Literal["stored", "mxfp4"]
+"""The draft's experts as the checkpoint stores them, or as MXFP4 whatever they were."""
+DRAFT_EXPERTS: tuple[DraftExperts, ...] = get_args(DraftExperts)
+
 DEFAULT_PART_BYTES = 2 << 30
-DEFAULT_JOBS = 4
+DEFAULT_JOBS = 2
 JOB_BUFFER_BYTES = 32 << 20
 MAX_COPIED_BYTES = 64 << 20
 FINISH_TIMEOUT_S = 60.0
@@ -112,7 +123,7 @@ class _Run:
     output: Path
     checkpoint: Checkpoint
     sources: dict[str, Source]
-    layout: layouts.Layout
+    storage: dict[Part, ExpertStorage]
     tp: int
     ranks: tuple[int, ...]
     progress: Progress
@@ -138,6 +149,7 @@ def shard_weights(
     ranks: Sequence[int] | None = None,
     text_only: bool = False,
     draft: bool = True,
+    draft_experts: DraftExperts = "stored",
     heads: Heads = "replicated",
     layout: str = layouts.PLAIN.id,
     jobs: int = DEFAULT_JOBS,
@@ -157,6 +169,9 @@ def shard_weights(
             also on other machines; the manifest is written when all ranks are there.
         text_only: Leave the visual tower out and mark the copied config accordingly.
         draft: Include the MTP layer if the checkpoint has one.
+        draft_experts: ``"mxfp4"`` to re-quantise the MTP layer's experts if they are floats: a
+            quarter of the bytes. Drafts only propose, so no served token depends on it; how many
+            are accepted does.
         heads: ``"padded"`` for SGLang's CPU engine where ranks outnumber KV heads.
         layout: Name of the layout of the expert weights.
         jobs: Files of a rank that are written at the same time.
@@ -184,10 +199,14 @@ def shard_weights(
     order = layouts.named(layout, where="--layout")
     plans = _plans(sizes, sources, tp, ep, heads, text_only, with_draft, str(source))
     _check_unused(source, sources, plans, text_only, ignore)
+    storage: dict[Part, ExpertStorage] = dict.fromkeys(plans, order)
+    requantised = _is_requantised(plans, draft_experts, source)
+    if requantised:
+        storage["draft"] = requantising.of_plan(plans["draft"][0], order)
     parts = [
         spec
-        for part in (artifact_manifest.PARTS if with_draft else artifact_manifest.PARTS[:1])
-        for spec in _split(part, groups(plans[part], order), part_bytes)
+        for part in plans
+        for spec in _split(part, groups(plans[part], storage[part]), part_bytes)
     ]
     copied = _files_to_copy(source, config, text_only)
     job = {
@@ -200,6 +219,7 @@ def shard_weights(
         "heads": heads,
         "text_only": text_only,
         "has_draft": with_draft,
+        "draft_requantised": requantised,
         "layout": layout,
         "part_bytes": part_bytes,
         "copied": [[name, len(data), checksum(data)] for name, data in copied],
@@ -216,19 +236,19 @@ def shard_weights(
         done = records.start(job)
         wanted = [spec.file(rank) for spec in parts for rank in chosen]
         _check_space(output, [s for s in parts for r in chosen if s.file(r) not in done])
-        with Files() as files, _bar(parts, chosen, done, progress) as advance:
+        with Files() as files, _bar(parts, chosen, done, progress) as bar:
             run = _Run(
                 output,
                 found,
                 sources,
-                order,
+                storage,
                 tp,
                 chosen,
                 records,
                 done,
                 files,
                 Ring(jobs * _buffer_bytes(parts, sources), jobs),
-                advance,
+                bar.advance,
             )
             kept = sum(name in done for name in wanted)
             _run_jobs(run, parts, jobs)
@@ -389,6 +409,23 @@ def _files_to_copy(model: Path, config: dict[str, Any], text_only: bool) -> list
     return copied
 
 
+def _is_requantised(
+    plans: dict[Part, list[RankPlan]], draft_experts: DraftExperts, model: Path
+) -> bool:
+    """Return whether the draft's experts are to be quantised, and are not yet."""
+    if draft_experts == "stored":
+        return False
+    if "draft" not in plans:
+        raise UserError(
+            "--draft-experts mxfp4",
+            found="no draft to make",
+            allowed="a checkpoint with mtp.* tensors, without --no-draft",
+            do=f"leave the option out, or check that {model} is complete",
+        )
+    experts = (p for p in plans["draft"][0].parameters if p.num_local_experts)
+    return any(parameter.dtype in FLOATS for parameter in experts)
+
+
 # -- the output ------------------------------------------------------------------------------------
 
 
@@ -432,6 +469,7 @@ def _already_complete(
         "heads": manifest.heads,
         "text_only": manifest.text_only,
         "has_draft": manifest.has_draft,
+        "draft_requantised": manifest.draft_requantised,
         "layout": manifest.layout,
         "copied": [[file.name, file.size, file.xxh3_128] for file in manifest.copied],
     }
@@ -533,7 +571,12 @@ def _make_part(run: _Run, spec: _PartSpec) -> None:
             file.open()
         with run.ring.buffer() as buffer:
             executor = Executor(
-                run.checkpoint, run.sources, run.files, buffer, run.layout, seen.update
+                run.checkpoint,
+                run.sources,
+                run.files,
+                buffer,
+                run.storage[spec.part],
+                seen.update,
             )
             for group in spec.groups:
                 executor.make(group, sinks)
@@ -696,6 +739,7 @@ def _manifest(
         heads=job["heads"],
         text_only=job["text_only"],
         has_draft=job["has_draft"],
+        draft_requantised=job["draft_requantised"],
         layout=job["layout"],
         neutralised_blocks=sum(done[spec.file(0)].neutralised_blocks for spec in parts),
         copied=tuple(FileFacts(*row) for row in job["copied"]),
@@ -704,42 +748,13 @@ def _manifest(
     )
 
 
-class _bar:  # noqa: N801 - reads as a function in ``with``
-    """A progress bar of the bytes still to be written, or nothing."""
-
-    def __init__(
-        self,
-        parts: list[_PartSpec],
-        ranks: tuple[int, ...],
-        done: dict[str, Record],
-        wanted: bool | None,
-    ) -> None:
-        self._bar: Any = None
-        if wanted if wanted is not None else sys.stderr.isatty():
-            from tqdm import tqdm  # only runs that show it need it
-
-            total = sum(g.size for s in parts for g in s.groups) * len(ranks)
-            finished = sum(
-                g.size for s in parts for r in ranks if s.file(r) in done for g in s.groups
-            )
-            self._bar = tqdm(
-                total=total,
-                initial=finished,
-                unit="B",
-                unit_scale=True,
-                desc="shard-weights",
-                file=sys.stderr,
-            )
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> Callable[[int], None]:
-        return self._advance
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def _advance(self, num_bytes: int) -> None:
-        if self._bar is not None:
-            with self._lock:
-                self._bar.update(num_bytes)
+def _bar(
+    parts: list[_PartSpec], ranks: tuple[int, ...], done: dict[str, Record], wanted: bool | None
+) -> ProgressBar:
+    sizes = [(s.file(rank), sum(g.size for g in s.groups)) for s in parts for rank in ranks]
+    return ProgressBar(
+        "shard-weights",
+        sum(size for _, size in sizes),
+        done_bytes=sum(size for name, size in sizes if name in done),
+        wanted=wanted,
+    )

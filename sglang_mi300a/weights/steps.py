@@ -11,12 +11,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sglang_mi300a.artifact_manifest import DTYPE_BYTES, size_bytes
-from sglang_mi300a.layout import Layout
+from sglang_mi300a.layout import ExpertTensor
 from sglang_mi300a.weights.plan import Parameter, Piece, RankPlan, Source, num_columns
 from sglang_mi300a.weights.reading import BLOCK_BYTES
+
+
+class ExpertStorage(Protocol):
+    """How experts are kept: a :class:`~sglang_mi300a.layout.Layout`, or a conversion before one."""
+
+    def stored(self, plain: Sequence[ExpertTensor]) -> tuple[ExpertTensor, ...]:
+        """Return the tensors that hold what ``plain`` held."""
+
+    def apply(self, plain: Mapping[str, NDArray[np.uint8]]) -> dict[str, NDArray[np.uint8]]:
+        """Return the stored bytes of one expert, by name."""
 
 
 class Rows(NamedTuple):
@@ -111,7 +124,7 @@ class Group:
         return sum(tensor.size for tensor in self.stored)
 
 
-def groups(plans: Sequence[RankPlan], layout: Layout) -> list[Group]:
+def groups(plans: Sequence[RankPlan], layout: ExpertStorage) -> list[Group]:
     """Return the groups of plans that differ in the rank only."""
     split = [_by_group(plan) for plan in plans]
     result = []
@@ -128,7 +141,7 @@ def _by_group(plan: RankPlan) -> dict[str, list[Parameter]]:
     return result
 
 
-def _stored(parameters: tuple[Parameter, ...], layout: Layout) -> tuple[Stored, ...]:
+def _stored(parameters: tuple[Parameter, ...], layout: ExpertStorage) -> tuple[Stored, ...]:
     first = parameters[0]
     if not first.num_local_experts:
         return tuple(Stored(p.name, p.dtype, p.shape) for p in parameters)

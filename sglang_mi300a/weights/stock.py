@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,17 +32,23 @@ from sglang_mi300a.artifact_manifest import Heads, Part
 from sglang_mi300a.errors import UserError
 from sglang_mi300a.weights import artifact as artifacts
 from sglang_mi300a.weights import checkpoint as checkpoints
-from sglang_mi300a.weights import filling, model_sizes, plan
+from sglang_mi300a.weights import filling, model_sizes, page_cache, plan
 from sglang_mi300a.weights.filling import LoadReport
 from sglang_mi300a.weights.loader_options import FLAG, LoaderOptions
 from sglang_mi300a.weights.model_sizes import ModelSizes
 from sglang_mi300a.weights.parameter_sink import TORCH_DTYPES, ParameterSink
 from sglang_mi300a.weights.plan import FLOATS, Placement
+from sglang_mi300a.weights.progress_bar import ProgressBar
+from sglang_mi300a.weights.rank_agreement import AllGather, alone, on_every_rank
 from sglang_mi300a.weights.steps import Stored, groups
 
 logger = logging.getLogger(__name__)
 
 _KV_CACHE_SCALES = (".attn.k_scale", ".attn.v_scale")
+_EXPERTS = ".mlp.experts."
+_DRAFT_MODULES = "mtp."
+_ALL_OF_THE_DRAFT_BUT_ITS_EXPERTS = r"re:mtp\.(?!layers\.\d+\.mlp\.experts$)"
+"""As SGLang's Quark configuration matches module names against its exclude list."""
 
 
 class PrivateModelLoader(BaseModelLoader):
@@ -52,6 +60,8 @@ class PrivateModelLoader(BaseModelLoader):
     Attributes:
         before_first_byte: Called before anything of a model is read; may raise.
         after_load: Called with each loaded model and whether it is the draft.
+        on_refusal: Called with the reason where a model is not loaded.
+        all_gather: Brings the ranks' results together: all load, or none goes on.
         layout_id: Layout that this process's expert kernels read.
         default_options: Options that ``--model-loader-extra-config`` overrides.
         reports: What was read last, by ``"target"`` and ``"draft"``.
@@ -59,6 +69,8 @@ class PrivateModelLoader(BaseModelLoader):
 
     before_first_byte: ClassVar[Callable[[], None] | None] = None
     after_load: ClassVar[Callable[[torch.nn.Module, bool], None] | None] = None
+    on_refusal: ClassVar[Callable[[str], None] | None] = None
+    all_gather: ClassVar[AllGather] = staticmethod(alone)
     layout_id: ClassVar[str] = layouts.PLAIN.id
     default_options: ClassVar[Mapping[str, Any]] = {}
     reports: ClassVar[dict[str, LoadReport]] = {}
@@ -83,35 +95,70 @@ class PrivateModelLoader(BaseModelLoader):
         cls = type(self)
         if cls.before_first_byte is not None:
             cls.before_first_byte()
-        wanted = _Wanted.of(model_config, self.load_config)
-        content = self._open(wanted)
-        target_device = torch.device(device_config.device)
+        try:
+            wanted, model = self._load(model_config, torch.device(device_config.device))
+        except UserError as error:
+            if cls.on_refusal is not None:
+                cls.on_refusal(str(error))
+            raise
+        loaded: torch.nn.Module = model.eval()
+        if cls.after_load is not None:
+            cls.after_load(loaded, wanted.part == "draft")
+        return loaded
+
+    def _load(
+        self, model_config: ModelConfig, target_device: torch.device
+    ) -> tuple[_Wanted, torch.nn.Module]:
+        cls = type(self)
+        with on_every_rank(cls.all_gather):
+            wanted = _Wanted.of(model_config, self.load_config)
+            content = self._open(wanted)
         quant_config = _get_quantization_config(model_config, self.load_config)
+        if wanted.part == "draft":
+            quant_config = _as_stored(quant_config, content)
         with set_default_torch_dtype(model_config.dtype):
             with target_device:
                 model = _initialize_model(model_config, self.load_config, quant_config)
-            parameters = _matched(model, content, wanted)
-            report = content.fill(ParameterSink(parameters, content.stored), self.options)
+            with on_every_rank(cls.all_gather):
+                sink = ParameterSink(_matched(model, content, wanted), content.stored)
+                report = self._fill(wanted, content, sink)
+            page_cache.drop(content.files)  # now that no rank of this node reads them any more
             _recompute_buffers(model)
             # Stock's own end of a load: with no weights left to hand over, what remains is the
             # bookkeeping of the model class and each quantisation method's post-processing.
             DefaultModelLoader.load_weights_and_postprocess(model, iter(()), target_device)
         cls.reports[wanted.part] = report
+        return wanted, model
+
+    def _fill(self, wanted: _Wanted, content: _Content, sink: ParameterSink) -> LoadReport:
+        rank = wanted.at.rank
+        notes = []
+        if self.options.read_into_parameters:
+            notes.append(f"; read into parameters: {sink.read_straight().why}")
+        if not content.is_artifact and rank == 0 and wanted.part == "target":
+            # Not through logging: it is for whoever starts the server, at any log level.
+            print(
+                f"sglang-mi300a: {wanted.directory} is a Hugging Face checkpoint: every start cuts "
+                "it anew. An artifact loads faster; make it once: sglang-mi300a shard-weights "
+                f"--model {shlex.quote(str(wanted.directory))} --out DIR --tp {wanted.at.tp}"
+                + (f" --ep {wanted.at.ep}" if wanted.at.ep > 1 else "")
+                + (" --text-only" if wanted.text_only else ""),
+                file=sys.stderr,
+                flush=True,
+            )
+        num_bytes = sum(tensor.size for tensor in content.stored.values())
+        with ProgressBar(f"rank {rank} {wanted.part}", num_bytes, line=rank, stays=False) as bar:
+            report = content.fill(sink, self.options, bar.advance)
         logger.info(
-            "Loaded %s from %s %s: %.2f GB in %.1f s, %.2f GB verified, %d files direct, %d cached",
+            "Loaded %s of rank %d from %s %s: %s%s",
             wanted.part,
+            rank,
             report.origin,
             wanted.directory,
-            report.num_bytes / 1e9,
-            report.seconds,
-            report.num_verified_bytes / 1e9,
-            report.num_direct_files,
-            report.num_buffered_files,
+            report.in_words(),
+            "".join(notes),
         )
-        loaded: torch.nn.Module = model.eval()
-        if cls.after_load is not None:
-            cls.after_load(loaded, wanted.part == "draft")
-        return loaded
+        return report
 
     def _open(self, wanted: _Wanted) -> _Content:
         if artifact_manifest.is_artifact(wanted.directory):
@@ -204,14 +251,18 @@ class _Content:
         stored: Every tensor by parameter name.
         lent: Parameters that it does not hold and need not.
         sparse: Tensors of which some rows are not written and must be zero.
-        fill: Reads them all into a sink.
+        files: What is read.
+        is_artifact: Whether ``shard-weights`` made it.
+        fill: Reads them all into a sink, telling of the bytes as they come.
     """
 
     directory: Path
     stored: dict[str, Stored]
     lent: dict[str, tuple[int, ...]]
     sparse: frozenset[str]
-    fill: Callable[[ParameterSink, LoaderOptions], LoadReport]
+    files: frozenset[Path]
+    is_artifact: bool
+    fill: Callable[[ParameterSink, LoaderOptions, Callable[[int], None]], LoadReport]
 
 
 def _from_artifact(wanted: _Wanted, layout_id: str) -> _Content:
@@ -259,14 +310,18 @@ def _from_artifact(wanted: _Wanted, layout_id: str) -> _Content:
         _agree(where, "SGLang", manifest.sglang, sglang_version, again)
     tensors = artifacts.check_files(artifact, wanted.at.rank, wanted.part)
 
-    def fill(sink: ParameterSink, options: LoaderOptions) -> LoadReport:
-        return filling.from_artifact(artifact, tensors, sink, options)
+    def fill(
+        sink: ParameterSink, options: LoaderOptions, advance: Callable[[int], None]
+    ) -> LoadReport:
+        return filling.from_artifact(artifact, tensors, sink, options, advance)
 
     return _Content(
         wanted.directory,
         {t.name: Stored(t.name, t.dtype, t.shape) for t in tensors},
         plan.lent(wanted.sizes, wanted.at, wanted.part),
         frozenset(),
+        frozenset(artifact.path(tensor) for tensor in tensors),
+        True,
         fill,
     )
 
@@ -301,16 +356,37 @@ def _from_checkpoint(wanted: _Wanted, layout_id: str, options: LoaderOptions) ->
             f"list them as ignore_tensors in {FLAG}",
         )
 
-    def fill(sink: ParameterSink, options: LoaderOptions) -> LoadReport:
-        return filling.from_checkpoint(ours, checkpoint, layout, sink, options)
+    def fill(
+        sink: ParameterSink, options: LoaderOptions, advance: Callable[[int], None]
+    ) -> LoadReport:
+        return filling.from_checkpoint(ours, checkpoint, layout, sink, options, advance)
 
     return _Content(
         wanted.directory,
         {t.name: t for group in groups([ours], layout) for t in group.stored},
         plan.lent(wanted.sizes, wanted.at, wanted.part),
         frozenset(p.name for p in ours.parameters if not p.is_filled),
+        frozenset(tensor.file for tensor in checkpoint.tensors.values()),
+        False,
         fill,
     )
+
+
+def _as_stored(quant_config: Any, content: _Content) -> Any:
+    """Return the configuration with which stock builds the draft as its experts are stored.
+
+    Stock decides by names: any ``mtp.*`` in Quark's exclude list, and the draft is built in floats.
+    What is stored decides here: experts in MXFP4 get MXFP4 parameters, everything else of the draft
+    stays as it is; experts in floats get a draft without quantisation.
+    """
+    if quant_config is None or quant_config.get_name() != "quark":
+        return quant_config
+    experts = [t for name, t in content.stored.items() if _EXPERTS in name]
+    if all(tensor.dtype in FLOATS for tensor in experts):
+        return None
+    others = [name for name in quant_config.exclude_layers if not name.startswith(_DRAFT_MODULES)]
+    quant_config.exclude_layers = [*others, _ALL_OF_THE_DRAFT_BUT_ITS_EXPERTS]
+    return quant_config
 
 
 def _matched(
@@ -370,7 +446,7 @@ def _check_shape(
     if tuple(parameter.shape) == shape and parameter.is_contiguous():
         return
     hint = "use an artifact or checkpoint of this very model, or shard it again"
-    if ".mlp.experts." in name:
+    if _EXPERTS in name:
         hint = (
             "pass --disable-shared-experts-fusion if the model has one expert too many; unset "
             "SGLANG_USE_AITER's padding by choosing a TP size that keeps whole 128-byte rows"

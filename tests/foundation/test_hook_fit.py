@@ -92,3 +92,13 @@ def test_a_wheel_is_judged_without_installing_it(fake_root, tmp_path, pins_of):
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.write(fake_root / "fake_sglang/pool.py", "fake_sglang/pool.py")
     assert hook_fit.judge(FREE, hook_fit.WheelTree(wheel), pins_of(FREE)).fits
+
+
+def test_a_class_that_is_bound_again_after_its_statement_still_shows_its_methods(fake_root, tree):
+    (fake_root / "fake_sglang/late.py").write_text(
+        "class C:\n    a: int\n    def f(self, x): return x\nC = wrapped(C)\n"
+    )
+    assert hook_fit.find("fake_sglang.late.C.f", tree).parameters == ("self", "x")
+    assert hook_fit.find("fake_sglang.late.C", tree).is_assignment
+    assert hook_fit.annotated_names("fake_sglang.late.C", tree) == {"a"}
+    assert hook_fit.annotated_names("fake_sglang.late.D", tree) == set()

@@ -140,7 +140,7 @@ def mnemonic(space, kind, name, lds_name):
     return f"ds_{lds_name}" if space.name == "lds" else f"{space.name}_{kind}_{name}"
 
 
-def random_lanes(rng, finite=False):
+def random_lanes(rng):
     vectors = np.zeros((1, bench.NUM_VECTOR_INPUTS, 64), np.uint32)
     for k in range(bench.NUM_VECTOR_INPUTS):
         for lane in range(64):
@@ -148,16 +148,46 @@ def random_lanes(rng, finite=False):
     return vectors
 
 
-def run(space, program, vectors):
-    machine = bench.assembled([program], lds_bytes=LDS_BYTES, scratch_bytes=SCRATCH_BYTES)
+def all_programs():
+    yield from (load_program(space, *load[:3]) for space in spaces.ALL for load in LOADS)
+    yield from (store_program(space, *store[:3]) for space in spaces.ALL for store in STORES)
+    for parameters in existing_atomics():
+        case, space, returns = parameters.values
+        yield atomic_program(space, *case[:3], returns)
+    yield SWITCHED_OFF
+
+
+@pytest.fixture(scope="module")
+def batch():
+    return bench.Batch(all_programs(), LDS_BYTES, SCRATCH_BYTES)
+
+
+def run(batch, program, vectors):
     scalars = np.zeros((1, spaces.FIRST_BYTE // 4 + 64 * spaces.LANE_BYTES // 4), np.uint32)
     scalars[0, bench.EXEC_INPUT : bench.EXEC_INPUT + 2] = 0xFFFFFFFF
-    return bench.execute(machine, "k0", vectors, scalars)[0]
+    return batch.run(program, vectors, scalars)
 
 
 def memory_of(vectors, lane):
     """The 32 bytes that the lane's memory was filled with."""
     return vectors[0, :8, lane].tobytes()
+
+
+def load_program(space, name, lds_name, num_bytes):
+    loaded = mnemonic(space, "load", name, f"read_{lds_name}")
+    offset = 6 if num_bytes <= 2 else 4
+    return space.program(
+        space.access(loaded, registers(20, num_bytes), offset), read_back=False
+    )
+
+
+STORE_OFFSETS = {1: 3, 2: 2, 16: 0}
+
+
+def store_program(space, name, lds_name, num_bytes):
+    stored = mnemonic(space, "store", name, f"write_{lds_name}")
+    offset = STORE_OFFSETS.get(num_bytes, 4)
+    return space.program(space.access(stored, registers(20, num_bytes), offset), read_back=True)
 
 
 by_space = pytest.mark.parametrize("space", spaces.ALL, ids=lambda s: s.name)
@@ -166,35 +196,33 @@ by_space = pytest.mark.parametrize("space", spaces.ALL, ids=lambda s: s.name)
 @by_space
 @pytest.mark.parametrize(("name", "lds_name", "num_bytes", "oracle"), LOADS, ids=lambda x: str(x)[:12])
 def test_a_load_extends_its_bytes_and_keeps_what_it_does_not_write(
-    space, name, lds_name, num_bytes, oracle
+    batch, space, name, lds_name, num_bytes, oracle
 ):
     offset = 6 if num_bytes <= 2 else 4
-    loaded = mnemonic(space, "load", name, f"read_{lds_name}")
-    tested = space.access(loaded, registers(20, num_bytes), offset)
     vectors = random_lanes(random.Random(name))
-    found = run(space, space.program(tested, read_back=False), vectors)
+    found = run(batch, load_program(space, name, lds_name, num_bytes), vectors)
     for lane in range(64):
         raw = memory_of(vectors, lane)[offset : offset + num_bytes]
         expected = vectors[0, 8:12, lane].tolist()
         value = oracle(raw, expected[0])
         for k in range((num_bytes + 3) // 4):
             expected[k] = value >> 32 * k & 0xFFFFFFFF
-        assert found[:4, lane].tolist() == expected, f"{tested}, lane {lane}"
+        assert found[:4, lane].tolist() == expected, f"lane {lane}"
 
 
 @by_space
 @pytest.mark.parametrize(("name", "lds_name", "num_bytes", "shift"), STORES, ids=lambda x: str(x)[:12])
-def test_a_store_writes_its_bytes_and_no_others(space, name, lds_name, num_bytes, shift):
-    offset = 0 if num_bytes == 16 else 3 if num_bytes == 1 else 2 if num_bytes == 2 else 4
-    stored = mnemonic(space, "store", name, f"write_{lds_name}")
-    tested = space.access(stored, registers(20, num_bytes), offset)
+def test_a_store_writes_its_bytes_and_no_others(
+    batch, space, name, lds_name, num_bytes, shift
+):
+    offset = STORE_OFFSETS.get(num_bytes, 4)
     vectors = random_lanes(random.Random(name))
-    found = run(space, space.program(tested, read_back=True), vectors)
+    found = run(batch, store_program(space, name, lds_name, num_bytes), vectors)
     for lane in range(64):
         data = vectors[0, 8:12, lane].tobytes()[shift // 8 : shift // 8 + num_bytes]
         raw = memory_of(vectors, lane)[:16]
         raw = raw[:offset] + data + raw[offset + num_bytes :]
-        assert found[:4, lane].tobytes() == raw, f"{tested}, lane {lane}"
+        assert found[:4, lane].tobytes() == raw, f"lane {lane}"
 
 
 def atomic_cases():
@@ -235,15 +263,22 @@ def atomic_program(space, name, lds_name, bits, returns):
 ATOMIC_SPACES = [s for s in spaces.ALL if s.name != "scratch"]
 
 
-@pytest.mark.parametrize("returns", [False, True], ids=["plain", "returning"])
-@pytest.mark.parametrize("space", ATOMIC_SPACES, ids=lambda s: s.name)
-@pytest.mark.parametrize("case", atomic_cases(), ids=lambda c: (c[0] or c[1] % ""))
-def test_an_atomic_combines_memory_and_operand_and_may_return_the_old_value(case, space, returns):
+def existing_atomics():
+    return [
+        pytest.param(case, space, returns, id=f"{space.name}-{case[0] or case[1] % ''}-{returns}")
+        for case in atomic_cases()
+        for space in ATOMIC_SPACES
+        for returns in (False, True)
+        if atomic_program(space, *case[:3], returns)
+    ]
+
+
+@pytest.mark.parametrize(("case", "space", "returns"), existing_atomics())
+def test_an_atomic_combines_memory_and_operand_and_may_return_the_old_value(
+    batch, case, space, returns
+):
     name, lds_name, bits, function = case
     program = atomic_program(space, name, lds_name, bits, returns)
-    if program is None:
-        assert name == "" or lds_name == "" or space.name in ("lds", "buffer")
-        return
     rng = random.Random(f"{name}{lds_name}{returns}")
     vectors = random_lanes(rng)
     if function in [f for *_, f in FLOAT_ATOMICS]:
@@ -254,7 +289,7 @@ def test_an_atomic_combines_memory_and_operand_and_may_return_the_old_value(case
     vectors[0, compared_at, :32] = vectors[0, 2, :32]
     if bits == 64:
         vectors[0, compared_at + 1, :32] = vectors[0, 3, :32]
-    found = run(space, program, vectors)
+    found = run(batch, program, vectors)
     mask = (1 << bits) - 1
     for lane in range(64):
         lanes = [int(x) for x in vectors[0, :, lane]]
@@ -292,7 +327,7 @@ def test_two_words_of_lds_are_read_and_written_at_two_offsets(bits, st64):
             "s_waitcnt lgkmcnt(0)",
         ]
     )
-    machine = bench.assembled([program], lds_bytes=64 * unit * 4 + 64 * stride)
+    machine = bench.assembled([program], lds_bytes=64 * stride + 3 * unit)
     vectors = random_lanes(random.Random(bits))
     found = bench.execute(machine, "k0", vectors)[0]
     # Lane by lane: the last lane that wrote a place wins, and both writes of a lane are in order.
@@ -337,18 +372,20 @@ def test_scalar_loads_by_constant_and_by_register_offset(num_words):
         assert found[at : at + 3, 0].tolist() == expected, programs[k]
 
 
-def test_lanes_that_exec_switches_off_touch_no_memory():
+SWITCHED_OFF = spaces.GLOBAL.program(
+    "v_cmp_gt_u32_e32 vcc, 5, v0",
+    "v_cndmask_b32_e32 v3, -1, v3, vcc",  # lanes from 5 on point nowhere
+    "s_mov_b64 exec, vcc",
+    "global_store_dword v3, v20, s[8:9] offset:64",
+    "s_mov_b64 exec, -1",
+    "v_lshlrev_b32_e32 v3, 5, v0",
+    read_back=True,
+)
+
+
+def test_lanes_that_exec_switches_off_touch_no_memory(batch):
     """ISA guide, chapter 3.3: an access of a lane that is off does not happen, wherever it points."""
-    program = spaces.GLOBAL.program(
-        "v_cmp_gt_u32_e32 vcc, 5, v0",
-        "v_cndmask_b32_e32 v3, -1, v3, vcc",  # lanes from 5 on point nowhere
-        "s_mov_b64 exec, vcc",
-        "global_store_dword v3, v20, s[8:9] offset:64",
-        "s_mov_b64 exec, -1",
-        "v_lshlrev_b32_e32 v3, 5, v0",
-        read_back=True,
-    )
     vectors = random_lanes(random.Random(1))
-    found = run(spaces.GLOBAL, program, vectors)
+    found = run(batch, SWITCHED_OFF, vectors)
     expected = np.where(np.arange(64) < 5, vectors[0, 8], vectors[0, 0])
     np.testing.assert_array_equal(found[0], expected)

@@ -58,8 +58,7 @@ def image() -> bytes:
     key = [clang.version, *toolchain.FLAGS, *(path.read_bytes() for path in sources)]
 
     def make(path: Path) -> None:
-        kernels = [source for source in sources if source.suffix == ".hip"]
-        path.write_bytes(toolchain.compile_sources(clang, kernels, CSRC))
+        path.write_bytes(toolchain.compile_file(clang, CSRC / ROOM / "sample.hip"))
 
     return products.kept(".co", ["sample", *key], make).read_bytes()
 

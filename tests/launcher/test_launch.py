@@ -1,11 +1,15 @@
 """From a Python call to executed machine code and back, through both bindings."""
 
+import dataclasses
 import struct
 
 import pytest
 import torch
 
+from sglang_mi300a.launcher import kernels
+from sglang_mi300a.launcher.failure import LauncherError
 from tests.launcher import sample
+from tests.launcher.conftest import HOST
 
 
 def scale_rows(module, x, row_scale, factor, **how):
@@ -57,9 +61,7 @@ def test_bytes_between_arguments_are_the_same_in_every_launch(module, hip):
 
 
 def test_a_module_is_loaded_once_a_device(module, through, hip):
-    from sglang_mi300a.launcher import kernels
-
-    again = kernels.load(sample.code(), torch.device("cpu"), through)
+    again = kernels.load(sample.code(), HOST, through)
     assert again is module
     assert again.kernel(sample.SCALE_ROWS) is module.kernel(sample.SCALE_ROWS)
     assert hip.num_modules == 1
@@ -93,16 +95,12 @@ def test_the_calling_threads_device_is_put_back(through, hip):
 
 def test_a_kernel_that_writes_an_input_is_caught_by_its_declaration(module, hip):
     # The executor makes read-only what the signature does not call written.
-    import dataclasses
-
     x, out, *rest = (sample.SCALE_ROWS.arguments[i] for i in (0, 2, 3, 4, 5))
     row_scale = sample.SCALE_ROWS.arguments[1]
     wrong = dataclasses.replace(
         sample.SCALE_ROWS,
         arguments=(x, row_scale, dataclasses.replace(out, written=False), *rest),
     )
-    from sglang_mi300a.launcher.failure import LauncherError
-
     arguments = (torch.ones(1, 1), torch.ones(1), torch.ones(1, 1), 1.0, 1, 1)
     with pytest.raises(LauncherError, match="hipErrorLaunchFailure"):
         module.kernel(wrong).launch((1,), arguments)

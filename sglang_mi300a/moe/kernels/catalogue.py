@@ -12,12 +12,16 @@ from typing import Literal
 WeightFormat = Literal["subnormals", "bf8", "bf16"]
 """How weights become operands: two decodes of MXFP4 streams, or bf16 streams.
 
-``subnormals`` is the fast decode and needs a matrix unit that keeps bf16 subnormals; ``bf8`` does not,
-and reads streams that ``moe_restripe_for_bf8`` has rewritten in place.
+``subnormals`` is the fast decode and needs a matrix unit that keeps bf16 subnormals; ``bf8`` does
+not, and reads streams that ``moe_restripe_for_bf8`` has rewritten in place.
 """
 
 ACTIVATION_FACTORS: dict[WeightFormat, float] = {"subnormals": 2.0**64, "bf8": 1.0, "bf16": 1.0}
 """What activations and inner values are multiplied by while the kernels have them."""
+
+EXACT_SCALES: dict[WeightFormat, range] = {"subnormals": range(193), "bf8": range(240)}
+"""E8M0 bytes under which a decode gives every code exactly. A scale becomes the exponent of a
+float32, 62 or 15 above its byte, and 254 is the largest."""
 
 LANES = 64
 SIMDS = 4
@@ -144,6 +148,8 @@ MATRIX_KERNELS: tuple[MatrixKernel, ...] = (
     _down(512, 32, "bf8", 4, 2, 256, 8),
     _down(1024, 16, "bf8", 2, 8, 128, 4),
     _down(1024, 32, "bf8", 2, 4, 256, 8),
+    _down(128, 16, "bf16", 8, 2, 128, 8),
+    _down(128, 32, "bf16", 4, 3, 168, 8),
     _down(256, 16, "bf16", 8, 2, 128, 8),
     _down(256, 32, "bf16", 4, 3, 168, 8),
     _down(512, 16, "bf16", 8, 2, 128, 8),

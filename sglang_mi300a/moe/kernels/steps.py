@@ -11,13 +11,21 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sglang_mi300a.moe.kernels import catalogue, work_split
 from sglang_mi300a.moe.kernels.catalogue import MatrixKernel, WeightFormat
+from sglang_mi300a.stream_layout import HIDDEN
 
 BF16_BYTES = 2
 UNIT_BYTES = 16
+_VALUES_BY_LANE = 8
+_ACTIVATIONS_BY_WORKGROUP = catalogue.SORT_THREADS * _VALUES_BY_LANE
 _MOST_UINT32 = 2**32 - 1
+
+_BF16_32NDS = 64
+_MXFP4_32NDS = 17
+"""Stream bytes a weight, in 32nds."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +83,7 @@ class Layer:
         token_tile: 16 or 32.
         num_cus: Compute units that a launch may fill.
         num_global_ids: Entries of the expert map; 0 = ids are local ones.
+        shared_expert: Whether a bf16 expert of as many neurons takes every token too.
     """
 
     num_tokens: int
@@ -86,11 +95,22 @@ class Layer:
     token_tile: int
     num_cus: int
     num_global_ids: int = 0
+    shared_expert: bool = False
 
     @property
     def num_pairs(self) -> int:
-        """(token, slot) pairs, and so sorted rows at most."""
+        """(token, slot) pairs."""
         return self.num_tokens * self.top_k
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of all experts, at most; the shared expert's stand behind."""
+        return self.num_pairs + (self.num_tokens if self.shared_expert else 0)
+
+    @property
+    def shared_units(self) -> int:
+        """Work units of the shared expert."""
+        return -(-self.num_tokens // self.token_tile) if self.shared_expert else 0
 
     @property
     def most_units(self) -> int:
@@ -113,9 +133,16 @@ class Layer:
 
     def stream_bytes(self, op: str) -> int:
         """Return the bytes of all local experts' streams of one projection."""
-        rows, k = (2 * self.inner, self.hidden) if op == "gate_up" else (self.hidden, self.inner)
-        numerator = 64 if self.weights == "bf16" else 17
-        return self.num_experts * rows * k * numerator // 32
+        numerator = _BF16_32NDS if self.weights == "bf16" else _MXFP4_32NDS
+        return self.num_experts * self._expert_values(op) * numerator // 32
+
+    def shared_stream_bytes(self, op: str) -> int:
+        """Return the bytes of the shared expert's stream of one projection."""
+        return self._expert_values(op) * _BF16_32NDS // 32 if self.shared_expert else 0
+
+    def _expert_values(self, op: str) -> int:
+        rows = 2 * self.inner if op == "gate_up" else self.inner
+        return rows * self.hidden
 
 
 # Names of the buffers. The caller's:
@@ -125,6 +152,9 @@ TOPK_WEIGHTS = "topk_weights"  # float32 [num_tokens, top_k]
 EXPERT_MAP = "expert_map"  # int32 [num_global_ids]
 W13_STREAM = "w13_stream"
 W2_STREAM = "w2_stream"
+SHARED_W13_STREAM = "shared_w13_stream"
+SHARED_W2_STREAM = "shared_w2_stream"
+SHARED_GATE = "shared_gate"  # bf16 [hidden]
 OUT = "out"  # bf16 [num_tokens, hidden]
 # Scratch, of which nothing outlives the layer:
 WORK = "work"
@@ -133,20 +163,29 @@ PAIR_ROWS = "pair_rows"
 SCALED = "scaled"
 INNER = "inner"
 ROWS = "rows"
+SHARED_WORK = "shared_work"
+SHARED_WEIGHTS = "shared_weights"
 
 
 def scratch_bytes(layer: Layer) -> dict[str, int]:
     """Return the sizes of the buffers that the launches write besides the result, by name."""
     sizes = {
-        WORK: (1 + layer.most_units + work_split.SPARE_UNITS) * UNIT_BYTES,
-        TOKENS: layer.num_pairs * 4,
+        WORK: _work_bytes(layer.most_units),
+        TOKENS: layer.most_rows * 4,
         PAIR_ROWS: layer.num_pairs * 4,
-        INNER: layer.num_pairs * layer.inner * BF16_BYTES,
-        ROWS: layer.num_pairs * layer.hidden * BF16_BYTES,
+        INNER: layer.most_rows * layer.inner * BF16_BYTES,
+        ROWS: layer.most_rows * layer.hidden * BF16_BYTES,
     }
     if layer.scales_activations:
         sizes[SCALED] = layer.num_tokens * layer.hidden * BF16_BYTES
+    if layer.shared_expert:
+        sizes[SHARED_WORK] = _work_bytes(layer.shared_units)
+        sizes[SHARED_WEIGHTS] = layer.num_tokens * 4
     return sizes
+
+
+def _work_bytes(num_units: int) -> int:
+    return (1 + num_units + work_split.SPARE_UNITS) * UNIT_BYTES
 
 
 def steps(layer: Layer) -> tuple[Step, ...]:
@@ -156,7 +195,7 @@ def steps(layer: Layer) -> tuple[Step, ...]:
         ValueError: A size has no kernel, or is beyond what its 32-bit arithmetic holds.
     """
     check(layer)
-    return (_sort_pairs(layer), _gate_up(layer), _down(layer), _sum_slots(layer))
+    return (sort_pairs(layer), gate_up(layer), down(layer), sum_slots(layer))
 
 
 def check(layer: Layer) -> None:
@@ -169,13 +208,14 @@ def check(layer: Layer) -> None:
     _at_most("local experts", layer.num_experts, work_split.MAX_EXPERTS)
     if layer.num_tokens < 1:
         raise ValueError("no tokens: nothing to launch")
-    if layer.hidden != 8 * 512:
-        raise ValueError(f"hidden size {layer.hidden}; the kernels take {8 * 512}")
+    if layer.hidden != HIDDEN:
+        raise ValueError(f"hidden size {layer.hidden}; the kernels take {HIDDEN}")
     for op in ("gate_up", "down"):
         _at_most(f"bytes of the {op} streams", layer.stream_bytes(op), _MOST_UINT32)
         kernel = layer.kernel(op)
-        num_work = layer.most_units << _log2_items(layer, kernel)
-        _at_most(f"{op} workers * items", _workers(layer, kernel) * num_work, _MOST_UINT32)
+        crew = _crew(layer, kernel)
+        most = max(layer.most_units, layer.shared_units) << _log2_items(layer, kernel)
+        _at_most(f"{op} workers * items", max(crew.routed, crew.shared) * most, _MOST_UINT32)
     _at_most("bytes of all result rows", scratch_bytes(layer)[ROWS], _MOST_UINT32)
 
 
@@ -213,27 +253,50 @@ def _log2_items(layer: Layer, kernel: MatrixKernel) -> int:
     return items.bit_length() - 1
 
 
-def _workgroups(layer: Layer, kernel: MatrixKernel) -> int:
-    """Return as many workgroups as fit at once, or as can have work."""
-    most_work = layer.most_units << _log2_items(layer, kernel)
+class _Crew(NamedTuple):
+    """Workers of a launch: of the routed experts, then of the shared one; and its workgroups."""
+
+    routed: int
+    shared: int
+    workgroups: int
+
+
+def _crew(layer: Layer, kernel: MatrixKernel) -> _Crew:
+    """Return as many workers as fit at once, or as can have work.
+
+    The shared expert gets workgroups by its part of the bytes.
+    """
     resident = layer.num_cus * kernel.workgroups_per_cu
-    return min(resident, -(-most_work // kernel.workers))
+    log2_items = _log2_items(layer, kernel)
+
+    def groups_with_work(units: int) -> int:
+        return -(-(units << log2_items) // kernel.workers)
+
+    shared = 0
+    if layer.shared_expert:
+        routed_cost = layer.most_units * layer.stream_bytes(kernel.op) / layer.num_experts
+        shared_cost = layer.shared_units * layer.shared_stream_bytes(kernel.op)
+        part = round(resident * shared_cost / (shared_cost + routed_cost))
+        shared = min(max(part, 1), resident - 1, groups_with_work(layer.shared_units))
+    routed = min(resident - shared, groups_with_work(layer.most_units))
+    return _Crew(routed * kernel.workers, shared * kernel.workers, routed + shared)
 
 
-def _workers(layer: Layer, kernel: MatrixKernel) -> int:
-    return _workgroups(layer, kernel) * kernel.workers
+def _if_shared(layer: Layer, buffer: str) -> Pointer:
+    return Pointer(buffer if layer.shared_expert else None)
 
 
-def _sort_pairs(layer: Layer) -> Step:
-    num_activations = layer.num_tokens * layer.hidden if layer.scales_activations else 0
-    by_workgroup = catalogue.SORT_THREADS * 8
+def sort_pairs(layer: Layer) -> Step:
+    """Return the launch that sorts, scales, and weighs the shared expert."""
+    visits_activations = layer.scales_activations or layer.shared_expert
+    visitors = -(-layer.num_tokens * HIDDEN // _ACTIVATIONS_BY_WORKGROUP)
     return Step(
         catalogue.SORT_PAIRS,
-        (1 + -(-num_activations // by_workgroup), 1),
+        (1 + (visitors if visits_activations else 0), 1),
         catalogue.SORT_THREADS,
         (
             Pointer(TOPK_IDS),
-            Uint32(layer.num_pairs),
+            Uint32(layer.num_tokens),
             Uint32(layer.top_k),
             Pointer(EXPERT_MAP if layer.num_global_ids else None),
             Uint32(layer.num_global_ids),
@@ -244,39 +307,49 @@ def _sort_pairs(layer: Layer) -> Step:
             Pointer(PAIR_ROWS),
             Pointer(HIDDEN_STATES),
             Pointer(SCALED if layer.scales_activations else None),
-            Uint32(num_activations),
             Float32(layer.activation_factor),
+            _if_shared(layer, SHARED_WORK),
+            _if_shared(layer, SHARED_GATE),
+            _if_shared(layer, SHARED_WEIGHTS),
         ),
     )
 
 
-def _gate_up(layer: Layer) -> Step:
+def gate_up(layer: Layer) -> Step:
+    """Return the launch of both first projections and the gate."""
     kernel = layer.kernel("gate_up")
-    activations = SCALED if layer.scales_activations else HIDDEN_STATES
+    crew = _crew(layer, kernel)
     return Step(
         kernel.name,
-        (_workgroups(layer, kernel), 1),
+        (crew.workgroups, 1),
         kernel.threads,
         (
             Pointer(W13_STREAM),
             Uint32(layer.stream_bytes("gate_up")),
-            Pointer(activations),
-            Uint32(layer.num_tokens * layer.hidden * BF16_BYTES),
+            Pointer(SCALED if layer.scales_activations else HIDDEN_STATES),
+            Uint32(layer.num_tokens * HIDDEN * BF16_BYTES),
             Pointer(TOKENS),
-            Uint32(layer.num_pairs * 4),
+            Uint32(layer.most_rows * 4),
             Pointer(WORK),
             Pointer(INNER),
             Uint32(_log2_items(layer, kernel)),
-            Uint32(_workers(layer, kernel)),
+            Uint32(crew.routed),
+            _if_shared(layer, SHARED_W13_STREAM),
+            Uint32(layer.shared_stream_bytes("gate_up")),
+            Pointer(HIDDEN_STATES),
+            _if_shared(layer, SHARED_WORK),
+            Uint32(crew.shared),
         ),
     )
 
 
-def _down(layer: Layer) -> Step:
+def down(layer: Layer) -> Step:
+    """Return the launch of the last projection."""
     kernel = layer.kernel("down")
+    crew = _crew(layer, kernel)
     return Step(
         kernel.name,
-        (_workgroups(layer, kernel), 1),
+        (crew.workgroups, 1),
         kernel.threads,
         (
             Pointer(W2_STREAM),
@@ -285,23 +358,29 @@ def _down(layer: Layer) -> Step:
             Pointer(WORK),
             Pointer(ROWS),
             Uint32(_log2_items(layer, kernel)),
-            Uint32(_workers(layer, kernel)),
+            Uint32(crew.routed),
+            _if_shared(layer, SHARED_W2_STREAM),
+            Uint32(layer.shared_stream_bytes("down")),
+            _if_shared(layer, SHARED_WORK),
+            Uint32(crew.shared),
         ),
     )
 
 
-def _sum_slots(layer: Layer) -> Step:
-    by_workgroup = catalogue.SUM_THREADS * 8
+def sum_slots(layer: Layer) -> Step:
+    """Return the launch that adds up each token's experts."""
     return Step(
         catalogue.SUM_SLOTS,
-        (-(-layer.hidden // by_workgroup), layer.num_tokens),
+        (-(-layer.hidden // (catalogue.SUM_THREADS * _VALUES_BY_LANE)), layer.num_tokens),
         catalogue.SUM_THREADS,
         (
             Pointer(ROWS),
             Uint32(scratch_bytes(layer)[ROWS]),
             Pointer(PAIR_ROWS),
             Pointer(TOPK_WEIGHTS),
+            Uint32(layer.num_tokens),
             Uint32(layer.top_k),
+            _if_shared(layer, SHARED_WEIGHTS),
             Pointer(OUT),
             Uint32(layer.hidden),
         ),

@@ -5,7 +5,7 @@ scalar inputs in s16..s31, of which s24:25 is EXEC for the instruction, s26:27 V
 Results: v20..v23, s40:43, then SCC, EXEC and VCC as they are afterwards.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -112,10 +112,8 @@ def _stores() -> str:
     return "\n".join(rows)
 
 
-def assembled(
-    instructions: Sequence[str], lds_bytes: int = 0, scratch_bytes: int = 0
-) -> Machine:
-    """Return a machine with kernel ``k0``, ``k1``, ... for each instruction (or several lines).
+def source(instructions: Sequence[str], lds_bytes: int = 0, scratch_bytes: int = 0) -> str:
+    """Return the assembler text of a kernel ``k0``, ``k1``, ... per instruction (or several lines).
 
     Registers that no input or output uses are free: v2 to v9, v18, v19, v24 to v31, a0 to a31, s11 to
     s15, s32 to s39 and from s50 on.
@@ -128,23 +126,27 @@ def assembled(
     kernels, metadata = [], []
     for number, instruction in enumerate(instructions):
         name = f"k{number}"
-        kernels.append(
-            _KERNEL.format(
-                name=name,
-                instruction=instruction,
-                loads=_loads(),
-                stores=_stores(),
-                vector_bytes=4 * LANES * NUM_VECTOR_INPUTS,
-                scalar_bytes=4 * NUM_SCALAR_INPUTS,
-                output_bytes=4 * LANES * NUM_OUTPUTS,
-            )
-            + _DESCRIPTOR.format(name=name, **sizes)
+        kernel = _KERNEL.format(
+            name=name,
+            instruction=instruction,
+            loads=_loads(),
+            stores=_stores(),
+            vector_bytes=4 * LANES * NUM_VECTOR_INPUTS,
+            scalar_bytes=4 * NUM_SCALAR_INPUTS,
+            output_bytes=4 * LANES * NUM_OUTPUTS,
         )
+        kernels.append(kernel + _DESCRIPTOR.format(name=name, **sizes))
         metadata.append(_METADATA.format(name=name, **sizes))
-    text = '.amdgcn_target "amdgcn-amd-amdhsa--gfx942"\n.amdhsa_code_object_version 5\n.text\n'
-    text += "".join(kernels)
-    text += ".amdgpu_metadata\n---\namdhsa.version: [1, 2]\namdhsa.kernels:\n"
-    return Machine(toolchain.assemble(text + "".join(metadata) + "...\n.end_amdgpu_metadata\n"))
+    head = '.amdgcn_target "amdgcn-amd-amdhsa--gfx942"\n.amdhsa_code_object_version 5\n.text\n'
+    notes = ".amdgpu_metadata\n---\namdhsa.version: [1, 2]\namdhsa.kernels:\n"
+    return "".join([head, *kernels, notes, *metadata, "...\n.end_amdgpu_metadata\n"])
+
+
+def assembled(
+    instructions: Sequence[str], lds_bytes: int = 0, scratch_bytes: int = 0
+) -> Machine:
+    """Return a machine with those kernels."""
+    return Machine(toolchain.assemble(source(instructions, lds_bytes, scratch_bytes)))
 
 
 def execute(
@@ -195,6 +197,21 @@ def scc_after(outputs: np.ndarray) -> int:
 
 def _joined(outputs: np.ndarray, first: int, words: int) -> int:
     return sum(int(outputs[first + k, 0]) << 32 * k for k in range(words))
+
+
+class Batch:
+    """Instructions assembled together: one clang and one objdump for all tests of a file."""
+
+    def __init__(self, texts: Iterable[str], lds_bytes: int = 0, scratch_bytes: int = 0) -> None:
+        """Assemble each different text once."""
+        self._number = {text: k for k, text in enumerate(dict.fromkeys(texts))}
+        self.machine = assembled(list(self._number), lds_bytes, scratch_bytes)
+
+    def run(
+        self, text: str, vectors: np.ndarray, scalars: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Return what a text of the batch gave for one wave: uint32 [NUM_OUTPUTS, LANES]."""
+        return execute(self.machine, f"k{self._number[text]}", vectors, scalars)[0]
 
 
 def lane_mask(values: Sequence[int]) -> int:

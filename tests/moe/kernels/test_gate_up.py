@@ -1,0 +1,102 @@
+"""The first half of an expert: every variant, batch size and routing, at the true K.
+
+The neurons of an expert are cut to 32, two items; how many items there are is a number that the
+kernel is given. test_expert_layer.py has the full sizes.
+"""
+
+import numpy as np
+import pytest
+
+from sglang_mi300a.moe.kernels import catalogue, steps, work_split
+from tests.moe.kernels import running
+
+VARIANTS = [k for k in catalogue.MATRIX_KERNELS if k.op == "gate_up"]
+NUM_EXPERTS, TOP_K = 5, 2
+UNTOUCHED = 0xFFFF
+
+
+def gate_up(kernel, batch, inner=32, *, num_cus=2, order="forward", seed=0, num_experts=NUM_EXPERTS):
+    """Run the launch on units of the reference; return inner values per row, and the sort."""
+    bf16 = kernel.weights == "bf16"
+    weights = running.random_weights(num_experts, inner, 64, bf16=bf16)
+    layer = running.layer_of(weights, batch, kernel.weights, kernel.token_tile, num_cus=num_cus)
+    buffers = {n: np.full(b, 0xFF, np.uint8) for n, b in steps.scratch_bytes(layer).items()}
+    by_expert = work_split.sort_pairs(batch.ids, num_experts, kernel.token_tile)
+    for name, value in ((steps.WORK, by_expert.work), (steps.TOKENS, by_expert.tokens)):
+        buffers[name][: value.nbytes] = value.reshape(-1).view(np.uint8)
+    buffers[steps.HIDDEN_STATES] = running.read_only(batch.hidden)
+    if layer.scales_activations:
+        scaled = running.from_bf16(batch.hidden) * np.float32(layer.activation_factor)
+        buffers[steps.SCALED] = running.to_bf16(scaled)
+    buffers[steps.W13_STREAM] = running.stream_of(weights, "w13", kernel.weights)
+    step = steps.gate_up(layer)
+    assert step.kernel == kernel.name
+    running.launch(step, buffers, order, seed)
+    return buffers[steps.INNER].view(np.uint16).reshape(-1, inner), by_expert, weights
+
+
+def expected_rows(weights, batch, by_expert, inner):
+    rows = np.zeros((len(by_expert.tokens), inner), np.float32)
+    hidden = running.from_bf16(batch.hidden)
+    for expert, first, count, _ in by_expert.work[1 : 1 + by_expert.work[0, 0]]:
+        tokens = by_expert.tokens[first : first + count]
+        rows[first : first + count] = running.expert_inner(weights, expert, hidden[tokens])
+    return rows
+
+
+def assert_right(kernel, batch, inner=32, **options):
+    got, by_expert, weights = gate_up(kernel, batch, inner, **options)
+    num_rows = len(by_expert.tokens)
+    assert (got[num_rows:] == UNTOUCHED).all()
+    values = running.from_bf16(got[:num_rows]) / np.float32(
+        catalogue.ACTIVATION_FACTORS[kernel.weights]
+    )
+    want = expected_rows(weights, batch, by_expert, inner)
+    assert running.relative_l2(values, want) < running.ONE_ROUNDING
+    # And each value by itself: one rounding, and float32 sums of 4096 products before it.
+    assert (np.abs(values - want) < 2.0**-8 * np.abs(want) + 3e-5).all()
+    return got
+
+
+@pytest.mark.parametrize("routing", running.ROUTINGS)
+@pytest.mark.parametrize("kernel", VARIANTS, ids=lambda k: k.name)
+def test_inner_values_are_those_of_the_reference(kernel, routing):
+    for num_tokens in (1, 2, 7, 16, 17, 64, 100):
+        assert_right(kernel, running.random_batch(num_tokens, NUM_EXPERTS, TOP_K, routing))
+
+
+@pytest.mark.parametrize("kernel", VARIANTS, ids=lambda k: k.name)
+def test_inner_values_do_not_depend_on_scheduling(kernel):
+    batch = running.random_batch(40, NUM_EXPERTS, TOP_K, "with padding")
+    first, *_ = gate_up(kernel, batch)
+    for options in (
+        {"order": "reverse"},
+        {"order": "random", "seed": 1},
+        {"order": "random", "seed": 2},
+        {"num_cus": 1},
+        {"num_cus": 5},
+        {"num_cus": 228},
+        {},
+    ):
+        again, *_ = gate_up(kernel, batch, **options)
+        assert np.array_equal(again, first), options
+
+
+@pytest.mark.parametrize("inner", [16, 64])
+@pytest.mark.parametrize("kernel", VARIANTS, ids=lambda k: k.name)
+def test_any_power_of_two_of_items_will_do(kernel, inner):
+    assert_right(kernel, running.random_batch(20, NUM_EXPERTS, TOP_K, "uniform"), inner)
+
+
+def test_a_row_that_is_not_there_reads_no_activation():
+    """A unit of one token must not touch the rows of others: their tokens may not be written."""
+    batch = running.random_batch(1, NUM_EXPERTS, 1, "uniform")
+    for kernel in VARIANTS:
+        assert_right(kernel, batch)  # the interpreter stops at reads outside of a buffer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", VARIANTS[:4], ids=lambda k: k.name)
+def test_the_largest_batch(kernel):
+    batch = running.random_batch(8192, 4, 1, "concentrated")
+    assert_right(kernel, batch, num_experts=4, num_cus=3)
