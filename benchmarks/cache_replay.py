@@ -1,27 +1,30 @@
 """Replays multi-turn traffic on SGLang's own prefix cache and prints what it costs in prefill.
 
-Real: SGLang's unified prefix cache with its tree and state component, the request and state pools,
-the paged KV allocator, ``Req``, ``ScheduleBatch`` (placing snapshots, allocating, retracting),
-``PrefillAdder`` (admission, chunks) and the bookkeeping at snapshot boundaries of decoding. Ours:
-the clients, the loop around these, token ids, and a model of how long a pass takes, which decides
-only which requests overlap. State tensors are one number each. No GPU, no model.
+A discrete-event replay: ``replay_server`` drives SGLang's cache, allocators and scheduler
+bookkeeping; the clients, and a model of how long a pass takes, are here. That model decides only
+which requests overlap. No GPU, no model.
 
     python benchmarks/cache_replay.py --quick
-    python benchmarks/cache_replay.py --seeds 5 --out benchmarks/results/cache_replay.json
+    python benchmarks/cache_replay.py --full --seeds 5 --out benchmarks/results/cache_replay.json
 
 SGLang is imported as on the CPU engine: its stand-ins are put on the path here.
 """
 
 from __future__ import annotations
 
+import argparse
+import copy
+import itertools
+import json
 import os
 import random
+import statistics
 import sys
 import time
 from array import array
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,539 +36,18 @@ if __name__ == "__main__" and os.environ.get("PYTHONPATH", "").split(os.pathsep)
     # The stand-ins have to be there before the interpreter starts: begin again with them.
     _path = os.pathsep.join([str(STANDINS), str(ROOT)])
     os.environ.update(PYTHONPATH=_path, OMP_NUM_THREADS="1")
-    os.execv(sys.executable, [sys.executable, *sys.argv])
+    os.execv(sys.executable, [sys.executable, "-W", "ignore::UserWarning", *sys.argv])
 
 import torch  # noqa: E402
-from sglang.srt.configs.mamba_utils import (  # noqa: E402
-    Mamba2CacheParams,
-    Mamba2StateDType,
-    Mamba2StateShape,
+
+from benchmarks.replay_server import (  # noqa: E402
+    ACCEPTED_SHARES,
+    POLICIES,
+    TRACK_TOKENS,
+    Server,
+    Setup,
 )
-from sglang.srt.managers.schedule_batch import Req as StockReq  # noqa: E402
-from sglang.srt.managers.schedule_batch import ScheduleBatch  # noqa: E402
-from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder  # noqa: E402
-from sglang.srt.managers.scheduler_components.batch_result_processor import (  # noqa: E402
-    SchedulerBatchResultProcessor,
-)
-from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator  # noqa: E402
-from sglang.srt.mem_cache.cache_init_params import CacheInitParams  # noqa: E402
-from sglang.srt.mem_cache.common import (  # noqa: E402
-    maybe_cache_unfinished_req,
-    release_kv_cache,
-)
-from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool  # noqa: E402
-from sglang.srt.mem_cache.registry import (  # noqa: E402
-    TreeCacheBuildContext,
-    create_tree_cache,
-    get_radix_cache_factory,
-    register_radix_cache_backend,
-)
-from sglang.srt.mem_cache.unified_cache.component_type import ComponentType  # noqa: E402
-from sglang.srt.runtime_context import get_context  # noqa: E402
-from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
-from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
-
-from sglang_mi300a.pools.stock import (  # noqa: E402
-    make_turn_tail_cache,
-    place_snapshot_with_margin,
-)
-from sglang_mi300a.pools.turn_tail.refusals import BACKEND  # noqa: E402
-from sglang_mi300a.pools.workload import GRID_TOKENS, Clients, Session, Workload  # noqa: E402
-
-PAGE_TOKENS = 16
-CHUNK_TOKENS = 1024
-TRACK_TOKENS = 256
-MAX_PREFILL_TOKENS = 16_384
-CONTEXT_TOKENS = 8_192
-KV_TOKENS = 787_936
-"""KV pool of the published server, in tokens."""
-DRAFT_TOKENS = 4
-ACCEPTED_SHARES = {1: 0.12, 2: 0.20, 3: 0.34, 4: 0.34}
-"""Tokens an MTP round yields, and how often: 2.9 on average, as published for three drafts."""
-
-MAMBA = ComponentType.MAMBA
-
-
-@dataclass(frozen=True)
-class Policy:
-    """One way to run the cache.
-
-    Attributes:
-        turn_tail: Whether TurnTail decides.
-        margin: Whether snapshots keep a margin to the prompt's end.
-        track_tokens: ``--mamba-track-interval``.
-        max_states_per_path: ``--mamba-max-states-per-path``; -1: no limit, SGLang's default.
-    """
-
-    turn_tail: bool = False
-    margin: bool = False
-    track_tokens: int = TRACK_TOKENS
-    max_states_per_path: int = -1
-
-
-POLICIES = {
-    "stock": Policy(),
-    "flags": Policy(track_tokens=8192, max_states_per_path=1),
-    "turntail": Policy(turn_tail=True),
-    "turntail+margin": Policy(turn_tail=True, margin=True),
-}
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What a server is started with.
-
-    Attributes:
-        slots: ``--max-mamba-cache-size``.
-        max_running: ``--max-running-requests``.
-        kv_tokens: ``--max-total-tokens``.
-        overlap: Whether scheduling overlaps with the forward pass: one more slot a request.
-        chunk_tokens: ``--chunked-prefill-size``.
-        policy: Which cache.
-    """
-
-    slots: int
-    max_running: int
-    kv_tokens: int = KV_TOKENS
-    overlap: bool = False
-    chunk_tokens: int = CHUNK_TOKENS
-    policy: Policy = field(default_factory=Policy)
-
-    @property
-    def run_cap(self) -> int:
-        """Requests that may run: SGLang allows one for every 4 slots, or 5 with overlap."""
-        return max(1, min(self.max_running, self.slots // (5 if self.overlap else 4)))
-
-
-class PagedAllocator(PagedTokenToKVPoolAllocator):
-    """SGLang's paged KV allocator; the one kernel it launches is written in torch."""
-
-    def alloc_extend(
-        self,
-        prefix_lens: torch.Tensor,
-        prefix_lens_cpu: torch.Tensor,
-        seq_lens: torch.Tensor,
-        seq_lens_cpu: torch.Tensor,
-        last_loc: torch.Tensor,
-        extend_num_tokens: int,
-        num_new_pages: int | None = None,
-    ) -> torch.Tensor | None:
-        """Return slots for the tokens from ``prefix_lens`` to ``seq_lens``, or None."""
-        page = self.page_size
-        prefix, ends = prefix_lens_cpu.long(), seq_lens_cpu.long()
-        old_pages, all_pages = (prefix + page - 1) // page, (ends + page - 1) // page
-        new_pages = all_pages - old_pages
-        needed = int(new_pages.sum())
-        if needed > len(self.free_pages):
-            return None
-        lengths = ends - prefix
-        row = torch.repeat_interleave(torch.arange(len(prefix)), lengths)
-        first_of_row = torch.cumsum(lengths, 0) - lengths
-        position = torch.arange(extend_num_tokens) - first_of_row[row] + prefix[row]
-        page_of_row = torch.cumsum(new_pages, 0) - new_pages
-        behind = position - old_pages[row] * page  # negative: in the last page it already has
-        out = last_loc.long()[row] + 1 + position - prefix[row]
-        fresh = behind >= 0
-        at_page = self.free_pages[(page_of_row[row] + behind // page)[fresh]]
-        out[fresh] = at_page * page + behind[fresh] % page
-        self.free_pages = self.free_pages[needed:]
-        return out
-
-
-class Server:
-    """SGLang's cache and scheduler bookkeeping, driven pass by pass.
-
-    Attributes:
-        waiting: Requests not yet admitted, first come first served.
-        cache: The prefix cache.
-        num_prefilled: Tokens prefilled so far.
-        num_evicted_states: Snapshots evicted so far.
-        num_retracted: Requests put back into the queue so far.
-    """
-
-    def __init__(self, setup: Setup, accepted: random.Random) -> None:
-        self.setup = setup
-        self.waiting: list[StockReq] = []
-        self.num_prefilled = 0
-        self.num_evicted_states = 0
-        self.num_retracted = 0
-        self._accepted = accepted
-        self._config = get_context().override_server_args(
-            page_size=PAGE_TOKENS,
-            chunked_prefill_size=setup.chunk_tokens,
-            max_running_requests=setup.max_running,
-            attention_backend="torch_native",
-            disable_overlap_schedule=not setup.overlap,
-            speculative_algorithm="EAGLE",
-            speculative_num_steps=DRAFT_TOKENS - 1,
-            speculative_eagle_topk=1,
-            speculative_num_draft_tokens=DRAFT_TOKENS,
-            mamba_radix_cache_strategy="extra_buffer",
-            mamba_track_interval=setup.policy.track_tokens,
-            mamba_max_states_per_path=setup.policy.max_states_per_path,
-            radix_cache_backend=BACKEND if setup.policy.turn_tail else None,
-            _mamba_cache_chunk_size=GRID_TOKENS,
-        )
-        args = self._config.install()
-        self.pool = _request_pool(setup)
-        self.kv = PagedAllocator(
-            setup.kv_tokens, PAGE_TOKENS, torch.bfloat16, "cpu", kvcache=None, need_sort=False
-        )
-        if get_radix_cache_factory(BACKEND) is None:
-            register_radix_cache_backend(BACKEND, make_turn_tail_cache)
-        self.cache = create_tree_cache(
-            TreeCacheBuildContext(
-                server_args=args,
-                params=CacheInitParams(
-                    disable=False,
-                    req_to_token_pool=self.pool,
-                    token_to_kv_pool_allocator=self.kv,
-                    page_size=PAGE_TOKENS,
-                    is_eagle=True,
-                    enable_mamba_extra_buffer=True,
-                    chunked_prefill_size=setup.chunk_tokens,
-                ),
-                is_hybrid_swa=False,
-                is_hybrid_ssm=True,
-                enable_hierarchical_cache=False,
-                disable_radix_cache=False,
-                effective_chunked_prefill_size=setup.chunk_tokens,
-                tp_worker=None,
-                model_config=None,
-                tp_size=1,
-                tp_rank=0,
-                tp_group=None,
-            )
-        )
-        self._args = args
-        self._model = SimpleNamespace(vocab_size=1 << 30, is_encoder_decoder=False)
-        self._spec = SpeculativeAlgorithm.from_string(args.speculative_algorithm)
-        self._results = SchedulerBatchResultProcessor.__new__(SchedulerBatchResultProcessor)
-        self._running = self._batch([])
-        self._chunked: StockReq | None = None
-        self._prefilled: Any = None
-        self._new_token_ratio = 0.5
-        self._replies: dict[str, array[int]] = {}
-        self._content: dict[int, tuple[array[int], int]] = {}
-
-    def close(self) -> None:
-        """Give SGLang's process-wide configuration back."""
-        self._config.restore()
-
-    # ---- requests ----
-
-    def submit(self, rid: str, prompt: array[int], reply: array[int]) -> StockReq:
-        """Queue a request that will generate ``reply``, and return it."""
-        sampling = SamplingParams(max_new_tokens=len(reply), temperature=0.0, ignore_eos=True)
-        sampling.normalize(None)
-        req = StockReq(rid, "", prompt, sampling)
-        # A round may yield tokens beyond the last; they are computed and thrown away.
-        self._replies[rid] = reply + array("q", [0] * DRAFT_TOKENS)
-        self.waiting.append(req)
-        return req
-
-    def abort(self, req: StockReq) -> None:
-        """End a request that waits or decodes; nothing of its reply is stored."""
-        if req in self.waiting:
-            self.waiting.remove(req)
-            return
-        self._merge_prefilled()
-        at = self._running.reqs.index(req)
-        release_kv_cache(req, self.cache, is_insert=False)
-        self._running.filter_batch(keep_indices=_all_but(at, len(self._running.reqs)))
-        self._running.batch_is_full = False
-
-    def retract(self, req: StockReq) -> None:
-        """Put a decoding request back into the queue, as SGLang does when KV runs out."""
-        self._merge_prefilled()
-        at = self._running.reqs.index(req)
-        self._running.release_req(at, len(self._running.reqs) - 1, self._args)
-        self._running.filter_batch(keep_indices=_all_but(at, len(self._running.reqs)))
-        self._running.batch_is_full = False
-        self.waiting.append(req)
-        self.num_retracted += 1
-
-    @property
-    def decoding(self) -> list[StockReq]:
-        """Requests whose prompt is prefilled and whose reply is not complete."""
-        prefilled = self._prefilled.reqs if self._prefilled is not None else []
-        running = [req for req in (*self._running.reqs, *prefilled) if not req.finished()]
-        return [req for req in running if req is not self._chunked]
-
-    # ---- passes ----
-
-    def step(self) -> tuple[int, int, list[StockReq]]:
-        """Run one pass: prefill if anything can be, else one round of decoding.
-
-        Returns:
-            Tokens prefilled, requests decoded (one of the two is 0; both: nothing to do), and the
-            requests this pass finished.
-        """
-        if self._chunked is not None:
-            maybe_cache_unfinished_req(self._chunked, self.cache, chunked=True)
-        self._merge_prefilled()
-        batch = self._new_prefill_batch()
-        if batch is not None:
-            return batch.extend_num_tokens, 0, self._prefill(batch)
-        if self._running.is_empty():
-            return 0, 0, []
-        return 0, *self._decode()
-
-    def _merge_prefilled(self) -> None:
-        batch, self._prefilled = self._prefilled, None
-        self._running.filter_batch()
-        if batch is None:
-            return
-        batch.filter_batch(chunked_req_to_exclude=self._chunked)
-        if batch.is_empty():
-            return
-        if self._running.is_empty():
-            batch.batch_is_full = self._running.batch_is_full
-            self._running = batch
-        else:
-            self._running.merge_batch(batch)
-
-    def _new_prefill_batch(self) -> Any:
-        running = self._running
-        if (running.batch_is_full or not self.waiting) and self._chunked is None:
-            return None
-        if self._num_admissible() <= 0 and self._chunked is None:
-            running.batch_is_full = True
-            return None
-        adder = PrefillAdder(
-            PAGE_TOKENS,
-            self.cache,
-            self.kv,
-            running,
-            self._new_token_ratio,
-            MAX_PREFILL_TOKENS,
-            self.setup.chunk_tokens,
-            max_running_requests=self.setup.run_cap,
-        )
-        if self._chunked is not None:
-            self._chunked.init_next_round_input()
-            self._chunked = adder.add_chunked_req(self._chunked)
-        self.pool.mamba_allocator.alloc_group_begin(len(self.waiting))
-        for req in self.waiting:
-            if len(adder.can_run_list) >= self._num_admissible():
-                running.batch_is_full = True
-                break
-            req.init_next_round_input(self.cache)
-            verdict = adder.add_one_req(
-                req, has_chunked_req=self._chunked is not None, truncation_align_size=None
-            )
-            if verdict is not AddReqResult.CONTINUE:
-                if verdict is AddReqResult.NO_TOKEN:
-                    running.batch_is_full = True
-                if not (adder.can_run_list and adder.can_run_list[-1] is req):
-                    self._give_back_matched_state(req)
-                break
-        self.pool.mamba_allocator.alloc_group_end()
-        if not adder.can_run_list:
-            return None
-        self.waiting = [req for req in self.waiting if req not in adder.can_run_list]
-        if adder.new_chunked_req is not None:
-            self._chunked = adder.new_chunked_req
-        batch = self._batch(adder.can_run_list, self._chunked)
-        batch.prepare_for_extend()
-        return batch
-
-    def _num_admissible(self) -> int:
-        free = self.setup.run_cap - len(self._running.reqs)
-        return min(free, self.pool.available_size())
-
-    def _give_back_matched_state(self, req: StockReq) -> None:
-        req.mamba_cow_src_index, req.mamba_needs_clear = None, False
-        if req.mamba_pool_idx is not None:
-            self.pool.mamba_allocator.free(req.mamba_pool_idx.unsqueeze(-1))
-            req.mamba_pool_idx = None
-
-    def _batch(self, reqs: list[StockReq], chunked: StockReq | None = None) -> Any:
-        kind = MarginBatch if self.setup.policy.margin else ScheduleBatch
-        return kind.init_new(
-            reqs,
-            self.pool,
-            self.kv,
-            self.cache,
-            self._model,
-            self.setup.overlap,
-            self._spec,
-            chunked_req=chunked,
-        )
-
-    def _prefill(self, batch: Any) -> list[StockReq]:
-        self.num_prefilled += batch.extend_num_tokens
-        self._note_prefilled_states(batch)
-        self.kv.free_group_begin()
-        finished = []
-        for req in batch.reqs:
-            if req is self._chunked:
-                continue
-            self._generate(req, 1)
-            if req.finished():
-                release_kv_cache(req, self.cache)
-                finished.append(req)
-            else:
-                maybe_cache_unfinished_req(req, self.cache)
-        self.kv.free_group_end()
-        self._prefilled = batch
-        return finished
-
-    def _generate(self, req: StockReq, num_tokens: int) -> None:
-        at = len(req.output_ids)
-        req.output_ids.extend(self._replies[req.rid][at : at + num_tokens])
-        req.update_finish_state(num_tokens)
-        if req.finished():
-            self._running.batch_is_full = False
-
-    def _decode(self) -> tuple[int, list[StockReq]]:
-        batch = self._running
-        if batch.check_decode_mem():
-            self._new_token_ratio = max(self._new_token_ratio - 0.001, 0.1)
-        else:
-            retracted, self._new_token_ratio, aborted = batch.retract_decode(self._args)
-            assert not aborted, "the KV pool is too small for one request"
-            self.waiting.extend(retracted)
-            self.num_retracted += len(retracted)
-            batch.batch_is_full = False
-        batch.prepare_for_decode()
-        yields = self._accepted.choices(
-            list(ACCEPTED_SHARES), list(ACCEPTED_SHARES.values()), k=len(batch.reqs)
-        )
-        result = SimpleNamespace(num_correct_drafts_per_req_cpu=[n - 1 for n in yields])
-        self.kv.free_group_begin()
-        finished = []
-        for at, (req, num_tokens) in enumerate(zip(batch.reqs, yields)):
-            req.kv_committed_len += num_tokens
-            self._generate(req, num_tokens)
-            tracked, place = req.mamba_last_track_seqlen, req.mamba_next_track_idx
-            self._results._mamba_prefix_cache_update(req, batch, result, at)
-            if req.mamba_last_track_seqlen != tracked:
-                slot = int(req.mamba_ping_pong_track_buffer[place])
-                tokens = req.origin_input_ids + req.output_ids
-                self._content[slot] = (tokens, req.mamba_last_track_seqlen)
-            if req.finished():
-                release_kv_cache(req, self.cache)
-                finished.append(req)
-        self.kv.free_group_end()
-        return len(yields), finished
-
-    # ---- what the states would hold ----
-
-    def _note_prefilled_states(self, batch: Any) -> None:
-        """Do to the contents of state slots what the forward pass does to the states."""
-        content = self._content
-        if batch.mamba_clear_indices is not None:
-            for slot in batch.mamba_clear_indices.tolist():
-                content[slot] = (array("q"), 0)
-        if batch.mamba_cow_src_indices is not None:
-            copied = zip(batch.mamba_cow_src_indices.tolist(), batch.mamba_cow_dst_indices.tolist())
-            for source, target in copied:
-                content[target] = content[source]
-        tracks = zip(batch.mamba_track_mask.tolist(), batch.mamba_track_indices.tolist())
-        for req, (is_tracked, slot) in zip(batch.reqs, tracks):
-            tokens, start = req.full_untruncated_fill_ids, len(req.prefix_indices)
-            active = int(req.mamba_pool_idx)
-            held, length = content[active]
-            assert length == start and held[:length] == tokens[:start], (
-                f"request {req.rid} continues at {start} from a state of {length} other tokens"
-            )
-            content[active] = (tokens, req.extend_range.end)
-            if is_tracked:
-                content[slot] = (tokens, req.mamba_last_track_seqlen)
-
-    def snapshots(self) -> list[tuple[Any, array[int]]]:
-        """Return every tree node that holds a snapshot, with the tokens the node names."""
-        found = []
-        todo = [(self.cache.tree_core.root_node, array("q"))]
-        while todo:
-            node, tokens = todo.pop()
-            for child in node.children.values():
-                todo.append((child, tokens + child.key.raw_token_ids()))
-            if node.component_data[MAMBA].value is not None:
-                found.append((node, tokens))
-        return found
-
-    def check(self) -> None:
-        """Raise AssertionError where the tree, a pool or a stored state is not as it must be."""
-        self.cache.sanity_check()
-        in_tree = []
-        for node, tokens in self.snapshots():
-            slot = int(node.component_data[MAMBA].value)
-            held, length = self._content[slot]
-            assert length == len(tokens) and held[:length] == tokens, (
-                f"node {node.id} names {len(tokens)} tokens and stores a state of {length}"
-            )
-            in_tree.append(slot)
-        holders = [req for req in self._requests() if req.mamba_pool_idx is not None]
-        held_slots = [int(req.mamba_pool_idx) for req in holders]
-        for req in holders:
-            if req.mamba_ping_pong_track_buffer is not None:
-                held_slots += req.mamba_ping_pong_track_buffer.tolist()
-        free = self.pool.mamba_allocator.free_slots.tolist()
-        slots = sorted(in_tree + held_slots + free)
-        assert slots == sorted(set(slots)), "a state slot has two owners"
-        assert len(slots) == self.setup.slots, f"{self.setup.slots - len(slots)} slots are lost"
-        self._check_kv()
-
-    def _check_kv(self) -> None:
-        pages = [page.item() for page in self.kv.free_pages]
-        core = self.cache.tree_core
-        for node in core._collect_all_nodes():
-            value = node.component_data[0].value
-            if node is not core.root_node and value is not None:
-                pages += (value[::PAGE_TOKENS] // PAGE_TOKENS).tolist()
-        for req in self._requests():
-            if req.req_pool_idx is not None and req.kv is not None:
-                row = self.pool.req_to_token[req.req_pool_idx]
-                own = row[req.cache_protected_len : req.kv.kv_allocated_len : PAGE_TOKENS]
-                pages += (own // PAGE_TOKENS).tolist()
-        assert len(pages) == len(set(pages)), "a KV page has two owners"
-        assert len(pages) == self.kv.num_pages, f"{self.kv.num_pages - len(pages)} pages are lost"
-
-    def _requests(self) -> list[StockReq]:
-        prefilled = self._prefilled.reqs if self._prefilled is not None else []
-        known = {id(req): req for req in (*self.waiting, *self._running.reqs, *prefilled)}
-        if self._chunked is not None:
-            known[id(self._chunked)] = self._chunked
-        return list(known.values())
-
-
-def _all_but(at: int, count: int) -> list[int]:
-    return [i for i in range(count) if i != at]
-
-
-def _request_pool(setup: Setup) -> HybridReqToTokenPool:
-    """Return SGLang's pool of requests and states; each state is one number."""
-    shape = Mamba2StateShape(
-        conv=[(1, 1)], temporal=(1, 1, 1), intermediate_size=1, conv_dim=1, ssm_state_size=1,
-        num_heads=1, head_dim=1, state_size=1, conv_kernel=2,
-    )  # fmt: skip
-    return HybridReqToTokenPool(
-        size=setup.run_cap,
-        mamba_size=setup.slots,
-        mamba_spec_state_size=setup.run_cap,
-        max_context_len=CONTEXT_TOKENS,
-        device="cpu",
-        enable_memory_saver=False,
-        cache_params=Mamba2CacheParams(
-            shape=shape,
-            layers=[0],
-            dtype=Mamba2StateDType(conv=torch.float32, temporal=torch.float32),
-        ),
-        mamba_layer_ids=[0],
-        enable_mamba_extra_buffer=True,
-        enable_overlap_schedule=setup.overlap,
-    )
-
-
-class MarginBatch(ScheduleBatch):
-    """SGLang's batch under TurnTail's hook on where snapshots are placed."""
-
-    def _mamba_radix_cache_v2_req_prepare_for_extend(self, req: StockReq) -> Any:
-        original = ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend
-        return place_snapshot_with_margin(original, self, req)
-
+from sglang_mi300a.pools.workload import Clients, Session, Workload  # noqa: E402
 
 # ---- traffic and time ----
 
@@ -633,7 +115,9 @@ class Count:
         evicted_states: Snapshots evicted meanwhile.
         retracted: Requests retracted meanwhile.
         evict_us: Time in the cache's ``evict``, in each block of turns, per turn.
+        cache_us: Time in all of the cache's entries, likewise.
         evict_calls: Python calls made inside ``evict``; 0 where they were not counted.
+        cache_calls: The same, inside all of the cache's entries.
     """
 
     turns: int = 0
@@ -645,34 +129,59 @@ class Count:
     evicted_states: int = 0
     retracted: int = 0
     evict_us: list[float] = field(default_factory=list)
+    cache_us: list[float] = field(default_factory=list)
     evict_calls: int = 0
+    cache_calls: int = 0
 
 
-class EvictMeter:
-    """Measures a cache's ``evict`` from outside, by time or by the Python calls it makes."""
+class Meter:
+    """Measures a cache from outside: time, and on demand the Python calls it makes.
+
+    Attributes:
+        evict_s: Time in ``evict``.
+        evict_calls: Python calls made inside it.
+        cache_s: Time in all four entries of the cache, ``evict`` among them.
+        cache_calls: Python calls made inside them.
+        states: Snapshots evicted.
+    """
 
     def __init__(self, cache: Any, *, count_calls: bool) -> None:
-        self.seconds = 0.0
-        self.calls = 0
-        self.states = 0
-        self._evict = cache.evict
+        self.evict_s = self.cache_s = 0.0
+        self.evict_calls = self.cache_calls = self.states = 0
         self._count_calls = count_calls
-        cache.evict = self._metered
+        self._depth = 0
+        self._in_evict = False
+        for name in ("match_prefix", "cache_unfinished_req", "cache_finished_req", "evict"):
+            setattr(cache, name, self._metered(getattr(cache, name), is_evict=name == "evict"))
 
-    def _metered(self, params: Any) -> Any:
-        started = time.perf_counter()
-        if self._count_calls:
-            sys.setprofile(self._on_event)
-        try:
-            result = self._evict(params)
-        finally:
-            sys.setprofile(None)
-        self.seconds += time.perf_counter() - started
-        self.states += result.mamba_num_evicted
-        return result
+    def _metered(self, entry: Any, *, is_evict: bool) -> Any:
+        def metered(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            self._depth += 1
+            self._in_evict |= is_evict
+            if self._count_calls:
+                sys.setprofile(self._on_event)
+            try:
+                result = entry(*args, **kwargs)
+            finally:
+                self._depth -= 1
+                took_s = time.perf_counter() - started
+                if is_evict:
+                    self._in_evict = False
+                    self.evict_s += took_s
+                if not self._depth:
+                    sys.setprofile(None)
+                    self.cache_s += took_s
+            if is_evict:
+                self.states += result.mamba_num_evicted
+            return result
+
+        return metered
 
     def _on_event(self, frame: Any, event: str, argument: Any) -> None:
-        self.calls += event == "call"
+        if event == "call":
+            self.cache_calls += 1
+            self.evict_calls += self._in_evict
 
 
 def replay(
@@ -708,7 +217,7 @@ def replay(
     )
     server = Server(setup, random.Random(f"{seed}-accepted"))
     try:
-        meter = EvictMeter(server.cache, count_calls=count_calls)
+        meter = Meter(server.cache, count_calls=count_calls)
         return _replay(cell, server, Clients(workload), meter, warm_up_turns, turns, check_every)
     finally:
         server.close()
@@ -718,12 +227,11 @@ def _replay(
     cell: Cell,
     server: Server,
     clients: Clients,
-    meter: EvictMeter,
+    meter: Meter,
     warm_up_turns: int,
     turns: int,
     check_every: int,
 ) -> Count:
-    track_tokens = TRACK_TOKENS  # what is ideal does not depend on the policy
     in_flight: dict[str, tuple[Session, array[int]]] = {}
     now_s = 0.0
 
@@ -736,8 +244,9 @@ def _replay(
     for _ in range(cell.sessions):
         send()
     count, done = Count(), 0
-    before: tuple[int, int, int, int] | None = None
-    block_s = 0.0
+    before: Meter | None = None
+    prefilled_before = retracted_before = 0
+    block_evict_s = block_cache_s = 0.0
     while done < warm_up_turns + turns:
         prefilled, decoded, finished = server.step()
         assert prefilled or decoded, "nothing can run: the pools are too small"
@@ -746,28 +255,354 @@ def _replay(
             session, reply = in_flight.pop(req.rid)
             done += 1
             if before is None and done > warm_up_turns:
-                before = (server.num_prefilled, meter.states, server.num_retracted, meter.calls)
-                block_s = meter.seconds
+                before = copy.copy(meter)
+                prefilled_before, retracted_before = server.num_prefilled, server.num_retracted
+                block_evict_s, block_cache_s = meter.evict_s, meter.cache_s
             if before is not None:
                 count.turns += 1
                 count.prompt += len(session.prompt)
                 count.cached += req.cached_tokens
-                count.ideal += session.ideal_cached_tokens(track_tokens)
+                count.ideal += session.ideal_cached_tokens(TRACK_TOKENS)
                 count.generated += len(reply)
                 if count.turns % BLOCK_TURNS == 0:
-                    count.evict_us.append((meter.seconds - block_s) * 1e6 / BLOCK_TURNS)
-                    block_s = meter.seconds
+                    count.evict_us.append((meter.evict_s - block_evict_s) * 1e6 / BLOCK_TURNS)
+                    count.cache_us.append((meter.cache_s - block_cache_s) * 1e6 / BLOCK_TURNS)
+                    block_evict_s, block_cache_s = meter.evict_s, meter.cache_s
             clients.replied(session, reply, now_s)
             send()
             if done % check_every == 0:
                 server.check()
     assert before is not None
-    count.prefilled = server.num_prefilled - before[0]
-    count.evicted_states = meter.states - before[1]
-    count.retracted = server.num_retracted - before[2]
-    count.evict_calls = meter.calls - before[3]
+    count.prefilled = server.num_prefilled - prefilled_before
+    count.retracted = server.num_retracted - retracted_before
+    count.evicted_states = meter.states - before.states
+    count.evict_calls = meter.evict_calls - before.evict_calls
+    count.cache_calls = meter.cache_calls - before.cache_calls
     server.check()
     return count
 
 
 BLOCK_TURNS = 50
+
+# ---- the grid ----
+
+SEEDS = tuple(20260225 + n for n in range(5))
+SESSIONS = (16, 48, 96, 128, 192)
+SLOTS = (64, 128, 256, 512, 1024)
+REPLIES = ("re-prefilled", "matched")
+TURNTAIL = ("turntail", "turntail+margin")
+NO_FLAGS = ("stock", *TURNTAIL)
+
+FOUR_A_REQUEST = ((48, 192), (96, 384), (128, 512))
+FIVE_A_REQUEST = ((48, 256), (96, 512), (128, 683))
+
+
+def _cells(places: Iterable[tuple[int, int]], policies: Iterable[str], **kind: Any) -> list[Cell]:
+    return [Cell(c, s, policy, **kind) for c, s in places for policy in policies]
+
+
+BARS_GRID = [
+    *_cells(FOUR_A_REQUEST, POLICIES),
+    *_cells(FIVE_A_REQUEST, POLICIES),
+    *_cells(FIVE_A_REQUEST, POLICIES, replies="matched"),
+    *_cells([(48, 256)], POLICIES, think_factor=4.0),
+    *_cells([(48, 256)], POLICIES, system_tokens=600),
+]
+PUBLISHED_GRID = [
+    cell
+    for replies in REPLIES
+    for cell in _cells(itertools.product(SESSIONS, SLOTS), NO_FLAGS, replies=replies)
+]
+OVERLAP_GRID = _cells([(48, 240), (48, 320), (96, 480), (96, 640)], NO_FLAGS, overlap=True)
+COST_PLACES = ((48, 192), (96, 384))
+
+
+@dataclass(frozen=True)
+class Size:
+    """How long replays are.
+
+    Attributes:
+        warm_up_turns: Turns before counting, at least.
+        turns: Turns counted.
+        seeds: Of the sessions; one replay each.
+    """
+
+    warm_up_turns: int
+    turns: int
+    seeds: tuple[int, ...]
+
+    def warm_up(self, cell: Cell) -> int:
+        """Return the turns after which old and new sessions are mixed as later on."""
+        turns = max(self.warm_up_turns, 5 * cell.sessions if self.turns >= 1000 else 0)
+        return turns * (3 if cell.think_factor > 1 else 1)
+
+
+def measure(cell: Cell, size: Size) -> dict[str, Any]:
+    """Return one row of the result: medians over the seeds, and their spread."""
+    counts = [
+        replay(cell, seed=seed, warm_up_turns=size.warm_up(cell), turns=size.turns)
+        for seed in size.seeds
+    ]
+
+    def median(of: Any, digits: int = 4) -> float:
+        return round(statistics.median(of(count) for count in counts), digits)
+
+    ratios = [count.cached / count.ideal for count in counts]
+    return {
+        **asdict(cell),
+        "hit": median(lambda c: c.cached / c.prompt),
+        "ideal": median(lambda c: c.ideal / c.prompt),
+        "hit_over_ideal": round(statistics.median(ratios), 4),
+        "hit_over_ideal_by_seed": [round(ratio, 4) for ratio in ratios],
+        "recomputed_share_of_prompt": median(lambda c: (c.ideal - c.cached) / c.prompt),
+        "prefill_per_generated": median(lambda c: c.prefilled / c.generated),
+        "states_evicted_per_1000_turns": median(lambda c: 1000 * c.evicted_states / c.turns, 1),
+        "requests_retracted": sum(count.retracted for count in counts),
+        "evict_us_per_turn": median(lambda c: statistics.median(c.evict_us), 1),
+        "cache_us_per_turn": median(lambda c: statistics.median(c.cache_us), 1),
+    }
+
+
+def measure_cost(places: Iterable[tuple[int, int]], turns: int) -> list[dict[str, Any]]:
+    """Return the Python calls a turn costs in the cache, by policy; a count, not a time."""
+    rows = []
+    for cell in _cells(places, ("stock", "turntail+margin")):
+        count = replay(cell, seed=SEEDS[0], warm_up_turns=turns, turns=turns, count_calls=True)
+        rows.append(
+            {
+                "sessions": cell.sessions,
+                "slots": cell.slots,
+                "policy": cell.policy,
+                "evict_calls_per_turn": round(count.evict_calls / count.turns, 1),
+                "cache_calls_per_turn": round(count.cache_calls / count.turns, 1),
+            }
+        )
+    return rows
+
+
+def key_of(row: dict[str, Any]) -> Cell:
+    """Return the cell a row belongs to."""
+    return Cell(**{name.name: row[name.name] for name in fields(Cell)})
+
+
+# ---- judging and showing ----
+
+
+def judge(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return what falls short of the bars TurnTail is held to, in words; [] if nothing does.
+
+    Only bars whose cells are among the rows are judged.
+    """
+    by_cell = {key_of(row): row for row in rows}
+    short = []
+
+    def bar(cell: Cell, least: float, value: str = "hit_over_ideal") -> None:
+        row = by_cell.get(cell)
+        if row is not None and row[value] < least:
+            short.append(f"{describe(cell)}: {value} {row[value]:.3f} < {least:.3f}")
+
+    for sessions, slots in FOUR_A_REQUEST:
+        bar(Cell(sessions, slots, "turntail+margin"), 0.97)
+        bar(Cell(sessions, slots, "turntail"), 0.95)
+        stock = by_cell.get(Cell(sessions, slots, "stock"))
+        if stock is not None and stock["hit_over_ideal"] > 0.12:
+            short.append(f"{describe(key_of(stock))}: the cliff is not there")
+    for (sessions, slots), policy in itertools.product(FIVE_A_REQUEST, TURNTAIL):
+        bar(Cell(sessions, slots, policy, replies="matched"), 0.98)
+    bar(Cell(48, 256, "turntail+margin", think_factor=4.0), 0.92)
+    for row in rows:
+        cell = key_of(row)
+        if cell.policy not in TURNTAIL:
+            continue
+        for other, less in (("stock", 0.01), ("flags", 0.0)):
+            against = by_cell.get(replace(cell, policy=other))
+            if against is not None and (other == "stock" or cell.system_tokens):
+                bar(cell, against["hit"] - less, "hit")
+    return short
+
+
+def describe(cell: Cell) -> str:
+    """Return a cell in words."""
+    more = [cell.replies]
+    if cell.think_factor != 1:
+        more.append(f"rests x{cell.think_factor:g}")
+    if cell.system_tokens:
+        more.append(f"{cell.system_tokens} shared tokens")
+    if cell.overlap:
+        more.append("overlap")
+    return f"{cell.sessions} sessions, {cell.slots} slots, {cell.policy} ({', '.join(more)})"
+
+
+HEAD = (
+    "sessions", "slots", "a request", "policy", "traffic", "hit / ideal", "share (seeds)",
+    "recomputed", "prefill/gen", "evicted/1k", "evict us",
+)  # fmt: skip
+
+
+def line_of(row: dict[str, Any]) -> tuple[str, ...]:
+    """Return a row as it is printed."""
+    cell = key_of(row)
+    traffic = describe(cell).split("(")[1].rstrip(")")
+    ratios = row["hit_over_ideal_by_seed"]
+    spread = f" ({min(ratios):.3f}-{max(ratios):.3f})" if len(ratios) > 1 else ""
+    return (
+        str(cell.sessions),
+        str(cell.slots),
+        f"{cell.slots / cell.sessions:.1f}",
+        cell.policy,
+        traffic,
+        f"{row['hit']:.3f} / {row['ideal']:.3f}",
+        f"{row['hit_over_ideal']:.3f}{spread}",
+        f"{100 * row['recomputed_share_of_prompt']:.1f} %",
+        f"{row['prefill_per_generated']:.2f}",
+        f"{row['states_evicted_per_1000_turns']:.0f}",
+        f"{row['evict_us_per_turn']:.0f}",
+    )
+
+
+WIDTHS = (8, 6, 9, 16, 26, 14, 20, 10, 11, 10, 8)
+
+
+def show(columns: Iterable[str], to: Any) -> None:
+    """Print one line of the table."""
+    print(
+        "  ".join(f"{c:<{w}}" for c, w in zip(columns, WIDTHS, strict=True)).rstrip(),
+        file=to,
+        flush=True,
+    )
+
+
+def plot(rows: Sequence[dict[str, Any]], file: Path) -> None:
+    """Draw hit / ideal against slots a request, re-prefilled replies; needs the extra ``plots``."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(SESSIONS), figsize=(4 * len(SESSIONS), 4), sharey=True)
+    for axis, sessions in zip(axes, SESSIONS, strict=True):
+        for policy in POLICIES:
+            points = sorted(
+                (row["slots"] / sessions, row["hit_over_ideal"], row["hit_over_ideal_by_seed"])
+                for row in rows
+                if key_of(row) == Cell(sessions, row["slots"], policy)
+            )
+            if points:
+                x, y, seeds = zip(*points, strict=True)
+                axis.plot(x, y, marker="o", label=policy)
+                axis.fill_between(x, [min(s) for s in seeds], [max(s) for s in seeds], alpha=0.2)
+        axis.set_title(f"{sessions} sessions")
+        axis.set_xlabel("state slots a request")
+        axis.set_xscale("log", base=2)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("hit / ideal (median, range of seeds)")
+    axes[0].legend()
+    figure.tight_layout()
+    figure.savefig(file, dpi=120)
+
+
+QUICK_GRID = [
+    *_cells([(48, 192)], ("stock", "turntail", "turntail+margin")),
+    *_cells([(96, 384)], ("stock", "turntail+margin")),
+]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the replay; return 1 if TurnTail falls short of a bar."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--quick", action="store_true", help="five short cells, under a minute")
+    which.add_argument("--full", action="store_true", help="the published grid and all bars; hours")
+    parser.add_argument("--sessions", type=int, nargs="+", help="own grid: requests in flight")
+    parser.add_argument("--slots", type=int, nargs="+", help="own grid: state slots")
+    parser.add_argument("--policy", choices=list(POLICIES), nargs="+", default=list(POLICIES))
+    parser.add_argument("--replies", choices=REPLIES, nargs="+", default=[REPLIES[0]])
+    parser.add_argument("--seeds", type=int, default=1, help="replays of each cell")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--out", type=Path, help="write JSON here; cells it has are not run again")
+    parser.add_argument("--plot", type=Path, help="draw hit / ideal against slots a request")
+    given = parser.parse_args(arguments)
+    if bool(given.sessions) != bool(given.slots):
+        parser.error("--sessions and --slots belong together")
+    size = Size(800, 1200, tuple(SEEDS[0] + n for n in range(given.seeds)))
+    grid = BARS_GRID
+    if given.sessions:
+        places = list(itertools.product(given.sessions, given.slots))
+        grid = [c for r in given.replies for c in _cells(places, given.policy, replies=r)]
+    elif given.quick:
+        grid, size = QUICK_GRID, replace(size, warm_up_turns=250, turns=300)
+    elif given.full:
+        grid = [*BARS_GRID, *PUBLISHED_GRID, *OVERLAP_GRID]
+    table = sys.stderr if given.json else sys.stdout
+    result = _result_so_far(given.out, size)
+    done = {key_of(row): row for row in result["cells"]}
+    show(HEAD, table)
+    rows = []
+    for cell in dict.fromkeys(grid):
+        if cell not in done:
+            done[cell] = measure(cell, size)
+            result["cells"] = list(done.values())
+            _write(given.out, result)
+        rows.append(done[cell])
+        show(line_of(done[cell]), table)
+    if not given.sessions and "cost" not in result:
+        places = COST_PLACES[:1] if given.quick else COST_PLACES
+        result["cost"] = measure_cost(places, turns=150 if given.quick else 600)
+        _write(given.out, result)
+    for row in result.get("cost", ()):
+        print(
+            f"{row['sessions']} sessions, {row['slots']} slots, {row['policy']}: "
+            f"{row['evict_calls_per_turn']} Python calls a turn in evict, "
+            f"{row['cache_calls_per_turn']} in the whole cache",
+            file=table,
+        )
+    if given.plot:
+        plot(rows, given.plot)
+    if given.json:
+        print(json.dumps(result if given.out is None else {**result, "cells": rows}, indent=1))
+    short = judge(rows)
+    for each in short:
+        print(f"falls short: {each}", file=table)
+    return 1 if short else 0
+
+
+def _result_so_far(file: Path | None, size: Size) -> dict[str, Any]:
+    import sglang
+
+    made = {
+        "command": " ".join(["python benchmarks/cache_replay.py", *_without_plot(sys.argv[1:])]),
+        "evidence": "E0: computed on a CPU; times decide only which requests overlap",
+        "sglang": sglang.__version__,
+        "torch": torch.__version__,
+        "warm_up_turns": size.warm_up_turns,
+        "turns": size.turns,
+        "seeds": list(size.seeds),
+        "cells": [],
+    }
+    if file is None or not file.exists():
+        return made
+    found: dict[str, Any] = json.loads(file.read_text())
+    differing = [k for k in ("sglang", "turns", "seeds", "warm_up_turns") if found[k] != made[k]]
+    if differing:
+        raise SystemExit(f"{file}: made with other {', '.join(differing)}; remove it to start anew")
+    return found
+
+
+def _without_plot(arguments: list[str]) -> list[str]:
+    if "--plot" not in arguments:
+        return arguments
+    at = arguments.index("--plot")
+    return arguments[:at] + arguments[at + 2 :]
+
+
+def _write(file: Path | None, result: dict[str, Any]) -> None:
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        rows = ",\n  ".join(json.dumps(row) for row in result["cells"])
+        head = {k: v for k, v in result.items() if k != "cells"}
+        text = json.dumps(head, indent=1)[:-2] + f',\n "cells": [\n  {rows}\n ]\n}}\n'
+        file.write_text(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

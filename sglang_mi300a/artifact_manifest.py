@@ -15,7 +15,7 @@ Keys, version 1::
     tp, ep               ranks, and the expert-parallel ranks among them
     heads                "replicated" or "padded": what happens where ranks outnumber KV heads
     text_only, has_draft whether the visual tower is left out; whether the MTP layer is inside
-    draft_requantised    whether the draft's experts were floats in the checkpoint and are MXFP4 here
+    draft_requantised    whether the draft's experts, floats in the checkpoint, were made MXFP4
     layout               name of the layout of the expert weights
     neutralised_blocks   all-zero MXFP4 blocks whose scale was rewritten, over all ranks' sources
     copied               further files (config, tokenizer): name, size, checksum

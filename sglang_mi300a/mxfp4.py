@@ -25,11 +25,10 @@ SCALE_NAN = 0xFF
 SCALE_ONE = 127
 """The neutral scale byte, 2**0."""
 
-# Scale bytes that every shipped decode takes exactly when a block holds any non-zero code.
-# A fold of the exponent into a bf16 table is exact from 2 up (below, 0.5 * 2**(s-127) leaves
-# bf16's normal range) and to 252 (above, 6.0 * 2**(s-127) overflows bf16).
-EXACT_SCALE_MIN = 2
-EXACT_SCALE_MAX = 252
+# Scale bytes that every shipped decode takes exactly when a block holds any non-zero code: a decode
+# places scale s as exponent s + 62 of a float32, which ends at 254.
+EXACT_SCALE_MIN = 0
+EXACT_SCALE_MAX = 192
 
 
 def element_values() -> NDArray[np.float32]:

@@ -119,4 +119,5 @@ step torch 'PyTorch, CPU build' requirements/torch-cpu.txt -- pip_install -r req
 step engine "SGLang's CPU engine" requirements/cpu-engine.txt -- pip_install -r requirements/cpu-engine.txt
 step tools 'test tools' requirements/dev.txt -- pip_install -r requirements/dev.txt
 step package 'this package, editable' pyproject.toml setup.py -- pip_install --no-build-isolation -e .
+.venv/bin/python setup.py --quiet native # compares content hashes by itself
 step no-gpu-torch 'check: no GPU build of PyTorch' requirements/*.txt -- check_no_gpu_torch

@@ -46,8 +46,8 @@ void* open_by_soname(mi300a_failure* failure) {
 // Fill `runtime` from an open library; false, with `failure` filled, where it lacks a function.
 bool bind(void* library, HipRuntime* runtime, mi300a_failure* failure) {
   const char* lacking = nullptr;
-#define MI300A_BIND(result, name, parameters)                                             \
-  runtime->name = reinterpret_cast<decltype(runtime->name)>(dlsym(library, #name));       \
+#define MI300A_BIND(result, name, parameters)                                       \
+  runtime->name = reinterpret_cast<decltype(runtime->name)>(dlsym(library, #name)); \
   if (!runtime->name && !lacking) lacking = #name;
   MI300A_HIP_FUNCTIONS(MI300A_BIND)
 #undef MI300A_BIND
@@ -76,16 +76,15 @@ const HipRuntime* hip_runtime(int32_t* status, mi300a_failure* failure) {
   }
   if (is_open) return &runtime;
 
-  void* library = mapped.count == 1 ? dlopen(mapped.paths[0], RTLD_NOW | RTLD_NOLOAD)
-                                    : open_by_soname(failure);
+  void* library =
+      mapped.count == 1 ? dlopen(mapped.paths[0], RTLD_NOW | RTLD_NOLOAD) : open_by_soname(failure);
   if (!library) {
     *status = MI300A_NO_RUNTIME;
     if (mapped.count == 1) say(failure->text, "%.900s: mapped, not opened", mapped.paths[0]);
     return nullptr;
   }
-  Mapped now;
-  dl_iterate_phdr(note_if_hip, &now);
-  say(runtime.facts.path, "%s", now.paths[0]);
+  link_map* file = nullptr;
+  if (dlinfo(library, RTLD_DI_LINKMAP, &file) == 0) say(runtime.facts.path, "%s", file->l_name);
   if (!bind(library, &runtime, failure)) {
     *status = MI300A_INCOMPLETE_RUNTIME;
     dlclose(library);

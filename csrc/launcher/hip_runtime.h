@@ -19,19 +19,19 @@ inline void* launch_param_buffer() { return reinterpret_cast<void*>(1); }
 inline void* launch_param_size() { return reinterpret_cast<void*>(2); }
 inline void* launch_param_end() { return reinterpret_cast<void*>(3); }
 
-#define MI300A_HIP_FUNCTIONS(X)                                                                \
-  X(HipCode, hipInit, (unsigned))                                                              \
-  X(HipCode, hipGetDevice, (int*))                                                             \
-  X(HipCode, hipSetDevice, (int))                                                              \
-  X(HipCode, hipGetLastError, ())                                                              \
-  X(const char*, hipGetErrorName, (HipCode))                                                   \
-  X(const char*, hipGetErrorString, (HipCode))                                                 \
-  X(HipCode, hipModuleLoadData, (Module*, const void*))                                        \
-  X(HipCode, hipModuleUnload, (Module))                                                        \
-  X(HipCode, hipModuleGetFunction, (Function*, Module, const char*))                           \
-  X(HipCode, hipStreamIsCapturing, (Stream, int*))                                             \
-  X(HipCode, hipModuleLaunchKernel,                                                            \
-    (Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream,   \
+#define MI300A_HIP_FUNCTIONS(X)                                                              \
+  X(HipCode, hipInit, (unsigned))                                                            \
+  X(HipCode, hipGetDevice, (int*))                                                           \
+  X(HipCode, hipSetDevice, (int))                                                            \
+  X(HipCode, hipGetLastError, ())                                                            \
+  X(const char*, hipGetErrorName, (HipCode))                                                 \
+  X(const char*, hipGetErrorString, (HipCode))                                               \
+  X(HipCode, hipModuleLoadData, (Module*, const void*))                                      \
+  X(HipCode, hipModuleUnload, (Module))                                                      \
+  X(HipCode, hipModuleGetFunction, (Function*, Module, const char*))                         \
+  X(HipCode, hipStreamIsCapturing, (Stream, int*))                                           \
+  X(HipCode, hipModuleLaunchKernel,                                                          \
+    (Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, \
      void**, void**))
 
 struct HipRuntime {

@@ -16,7 +16,7 @@ namespace mi300a {
 namespace {
 
 constexpr uint64_t kPage = 4096;
-constexpr uint64_t kMaxThreads = 1024;         // of one workgroup
+constexpr uint64_t kMaxThreads = 1024;            // of one workgroup
 constexpr uint64_t kMaxGridThreads = 1ull << 32;  // of one grid dimension, exclusive (HSA: u32)
 
 struct Free {
@@ -74,10 +74,10 @@ int32_t hip_error(const HipRuntime& hip, const char* call, HipCode code, mi300a_
   return MI300A_HIP_ERROR;
 }
 
-#define MI300A_CALL(hip, name, ...)                                              \
-  do {                                                                           \
-    const HipCode code = (hip).name(__VA_ARGS__);                                \
-    if (code != kSuccess) return hip_error(hip, #name, code, failure);           \
+#define MI300A_CALL(hip, name, ...)                                    \
+  do {                                                                 \
+    const HipCode code = (hip).name(__VA_ARGS__);                      \
+    if (code != kSuccess) return hip_error(hip, #name, code, failure); \
   } while (false)
 
 // The calling thread's device for as long as it lives; set back to what it was after.
@@ -107,8 +107,8 @@ class OnDevice {
 
 int32_t check_shape(const uint32_t grid[3], const uint32_t block[3], mi300a_failure* failure) {
   const uint64_t threads = uint64_t{block[0]} * block[1] * block[2];
-  if (block[0] > kMaxThreads || block[1] > kMaxThreads || block[2] > kMaxThreads ||
-      threads == 0 || threads > kMaxThreads) {
+  if (block[0] > kMaxThreads || block[1] > kMaxThreads || block[2] > kMaxThreads || threads == 0 ||
+      threads > kMaxThreads) {
     return bad_call(failure, "block %u x %u x %u; a workgroup has 1 to %u threads", block[0],
                     block[1], block[2], static_cast<unsigned>(kMaxThreads));
   }
@@ -121,8 +121,8 @@ int32_t check_shape(const uint32_t grid[3], const uint32_t block[3], mi300a_fail
   return MI300A_OK;
 }
 
-int32_t pack(const LoadedKernel& kernel, const uint64_t* values, uint32_t num_values,
-             char* buffer, mi300a_failure* failure) {
+int32_t pack(const LoadedKernel& kernel, const uint64_t* values, uint32_t num_values, char* buffer,
+             mi300a_failure* failure) {
   if (num_values != kernel.num_arguments) {
     return bad_call(failure, "%u arguments; the kernel has %u", num_values, kernel.num_arguments);
   }

@@ -27,16 +27,14 @@ void three_words(const py::tuple& from, uint32_t (&to)[3]) {
   for (size_t axis = 0; axis < 3; ++axis) to[axis] = word(from[axis]);
 }
 
-py::tuple as_tuple(const uint32_t (&from)[3]) {
-  return py::make_tuple(from[0], from[1], from[2]);
-}
+py::tuple as_tuple(const uint32_t (&from)[3]) { return py::make_tuple(from[0], from[1], from[2]); }
 
 void check(int32_t status, const mi300a_failure& failure) {
   if (status == MI300A_OK) return;
   const py::object raise_for =
       py::module_::import("sglang_mi300a.launcher.failure").attr("raise_for");
-  raise_for(status, failure.call, failure.hip_code, failure.hip_name, failure.text,
-            failure.kernel, as_tuple(failure.grid), as_tuple(failure.block));
+  raise_for(status, failure.call, failure.hip_code, failure.hip_name, failure.text, failure.kernel,
+            as_tuple(failure.grid), as_tuple(failure.block));
 }
 
 py::tuple open_runtime() {
@@ -127,7 +125,8 @@ bool launch(int32_t kernel, const py::tuple& grid, const py::tuple& block,
 PYBIND11_MODULE(pybind_module, module) {
   module.doc() = "The launcher's C interface; see csrc/launcher/launcher.h.";
   module.def("abi_version", [] { return mi300a_abi_version(); });
-  module.def("open_runtime", open_runtime, "Return (file of the HIP runtime, is it on host memory).");
+  module.def("open_runtime", open_runtime,
+             "Return (file of the HIP runtime, is it on host memory).");
   module.def("load", load, "Load an image onto a device; return the module's number.");
   module.def("unload", unload, "Unload a module.");
   module.def("kernel", kernel, "Look a kernel up; return its number.");

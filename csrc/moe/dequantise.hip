@@ -46,8 +46,7 @@ DEVICE void dequantise(const u8* stream, u32 stream_bytes, float* values) {
     f32x4 sums[1];
     Format::multiply(record, tokens, 0, true, sums);
 #pragma unroll
-    for (u32 k = 0; k < 4; ++k)
-      out[(first + group * 4 + k) * kTileRows + column] = sums[0][k];
+    for (u32 k = 0; k < 4; ++k) out[(first + group * 4 + k) * kTileRows + column] = sums[0][k];
   }
 }
 

@@ -5,14 +5,16 @@
 // Arguments: see DOWN_ARGUMENTS below. Routing weights and the sum over a token's experts are
 // sum_slots.hip's.
 // Reference   sglang_mi300a/moe/reference.py, expert_layer
-// Test        tests/moe/kernels/test_expert_layer.py, test_static_budget.py
+// Test        tests/moe/kernels/test_down.py, test_expert_layer.py,
+//             test_static_budget.py
 // Called by   the steps of sglang_mi300a/moe/kernels/steps.py
 //
 // Work split  K up to 512: each wave for itself takes a run of (unit, item) pairs; an item is 32
 //             output rows (64 for K = 128). The unit's activations stay in registers for all its
 //             items. K = 1024: two waves a workgroup, each with half of K.
 // Weights     one stream a worker and expert, read in order.
-// LDS         none up to K = 512. K = 1024: partial sums, double-buffered, one barrier an item, 8 KiB
+// LDS         none up to K = 512. K = 1024: partial sums, double-buffered, one barrier an item, 8
+// KiB
 //             for 16 tokens and 16 KiB for 32; each wave finishes half of the item's results.
 // Order       every sum has one order, whatever the grid and the scheduling.
 // Evidence    E1 for the result and the instruction counts, E3 for the time.
@@ -28,28 +30,30 @@
 //   num_workers   their workers: waves, or for K = 1024 workgroups; whole workgroups
 // A shared expert, bf16, with the same K, on the workgroups behind:
 //   shared_stream, shared_stream_bytes, shared_work, num_shared_workers (0: there is none)
-#define DOWN_ARGUMENTS                                                                        \
-  const gfx942::u8 *stream, gfx942::u32 stream_bytes, const gfx942::u8 *inner,                \
-      const gfx942::u32x4 *work, gfx942::u8 *result, gfx942::u32 log2_items,                  \
+#define DOWN_ARGUMENTS                                                                           \
+  const gfx942::u8 *stream, gfx942::u32 stream_bytes, const gfx942::u8 *inner,                   \
+      const gfx942::u32x4 *work, gfx942::u8 *result, gfx942::u32 log2_items,                     \
       gfx942::u32 num_workers, const gfx942::u8 *shared_stream, gfx942::u32 shared_stream_bytes, \
       const gfx942::u32x4 *shared_work, gfx942::u32 num_shared_workers
 
 namespace moe {
 
-// Token tiles of 16, blocks of 32 along a wave's slice of K, pairs of an even and an odd side in an
-// item, waves that share K, waves of a workgroup.
-template <u32 kTokenTiles_, u32 kRowBlocks_, u32 kPairs_, u32 kSplit_, u32 kWaves_>
+// What follows from K, the tokens of a unit, and the waves of a workgroup.
+template <u32 kK, u32 kTokens, u32 kWaves_>
 struct DownShape {
-  static constexpr u32 kTokenTiles = kTokenTiles_, kRowBlocks = kRowBlocks_, kPairs = kPairs_,
-                       kSplit = kSplit_, kWaves = kWaves_;
+  static constexpr u32 kTokenTiles = kTokens / kTileRows;
+  static constexpr u32 kSplit = kK > 512 ? kK / 512 : 1;    // waves that share K
+  static constexpr u32 kRowBlocks = kK / kSplit / kBlockK;  // blocks of 32 in a wave's slice of K
+  static constexpr u32 kPairs = kK < 256 ? 2 : 1;  // pairs of an even and an odd side in an item
+  static constexpr u32 kWaves = kWaves_;
+  static constexpr u32 kWorkers = kSplit == 1 ? kWaves : 1;
   // Sums that a workgroup's waves exchange: only where they share K.
   using Partial = f32x4[kSplit == 1 ? 1 : 2 * kSplit * 2 * kTokenTiles][kLanes];
 };
 
 template <class Format, class Shape, u32 kRing>
-DEVICE void down(const u8* stream, u32 stream_bytes, const u8* inner, const u32x4* work,
-                 u8* result, u32 log2_items, u32 worker, u32 num_workers,
-                 typename Shape::Partial& partial) {
+DEVICE void down(const u8* stream, u32 stream_bytes, const u8* inner, const u32x4* work, u8* result,
+                 u32 log2_items, u32 worker, u32 num_workers, typename Shape::Partial& partial) {
   constexpr u32 kTokenTiles = Shape::kTokenTiles, kRowBlocks = Shape::kRowBlocks,
                 kPairs = Shape::kPairs, kSplit = Shape::kSplit, kWaves = Shape::kWaves;
   static_assert(kSplit == 1 || (kSplit == 2 && kWaves == 2 && kPairs == 1));
@@ -129,20 +133,25 @@ DEVICE void down(const u8* stream, u32 stream_bytes, const u8* inner, const u32x
     // skipped: the waits count them.
     const Buffer rows =
         buffer_of(result + u64{unit.first_row} * row_bytes, unit.num_rows * row_bytes);
-    const auto store = [&](u32 tile, u32 k, u32 pair, float even, float odd) {
-      store_u32(rows, result_offset[tile][k], (item * kPairs + pair) * kPairBytes,
-                pack_bf16(even, odd));
+    // Of one token tile: results k, k + 1 .. of the even and the odd side.
+    const auto store_two = [&](u32 tile, u32 k, u32 pair, f32x2 even, f32x2 odd) {
+      const f32x2 left = rounded_to_bf16(even);
+      const f32x2 right = rounded_to_bf16(odd);
+      const u32 place = (item * kPairs + pair) * kPairBytes;
+      store_u32(rows, result_offset[tile][k], place, upper_halves(left.x, right.x));
+      store_u32(rows, result_offset[tile][k + 1], place, upper_halves(left.y, right.y));
     };
     if constexpr (kSplit == 1) {
 #pragma unroll
       for (u32 pair = 0; pair < kPairs; ++pair)
 #pragma unroll
-        for (u32 tile = 0; tile < kTokenTiles; ++tile)
-#pragma unroll
-          for (u32 k = 0; k < 4; ++k)
-            store(tile, k, pair, state.sums[2 * pair][tile][k], state.sums[2 * pair + 1][tile][k]);
+        for (u32 tile = 0; tile < kTokenTiles; ++tile) {
+          const f32x4 even = state.sums[2 * pair][tile];
+          const f32x4 odd = state.sums[2 * pair + 1][tile];
+          store_two(tile, 0, pair, even.xy, odd.xy);
+          store_two(tile, 2, pair, even.zw, odd.zw);
+        }
     } else {
-      using Own = float __attribute__((ext_vector_type(kOwnTokens)));
       const auto part_of = [&](u32 from, u32 side, u32 tile) -> f32x4& {
         return partial[((turn * kSplit + from) * 2 + side) * kTokenTiles + tile][lane];
       };
@@ -152,17 +161,17 @@ DEVICE void down(const u8* stream, u32 stream_bytes, const u8* inner, const u32x
         for (u32 tile = 0; tile < kTokenTiles; ++tile)
           part_of(wave, side, tile) = state.sums[side][tile];
       meet_over_lds();
-      Own total[2];
 #pragma unroll
-      for (u32 side = 0; side < 2; ++side) {
-        const auto part = [&](u32 from) {
-          const float* all = reinterpret_cast<const float*>(&part_of(from, side, own_tile));
-          return *reinterpret_cast<const Own*>(all + own_token);
+      for (u32 k = 0; k < kOwnTokens; k += 2) {
+        const auto both = [&](u32 side) {
+          const auto part = [&](u32 from) {
+            const float* all = reinterpret_cast<const float*>(&part_of(from, side, own_tile));
+            return *reinterpret_cast<const f32x2*>(all + own_token + k);
+          };
+          return part(0) + part(1);
         };
-        total[side] = part(0) + part(1);
+        store_two(0, k, 0, both(0), both(1));
       }
-#pragma unroll
-      for (u32 k = 0; k < kOwnTokens; ++k) store(0, k, 0, total[0][k], total[1][k]);
     }
     keep_order();
 
@@ -176,55 +185,39 @@ DEVICE void down(const u8* stream, u32 stream_bytes, const u8* inner, const u32x
   }
 }
 
-// name, waves on a SIMD, shape, weight format, ring slots, ring slots of bf16 weights
-#define DOWN_VARIANTS(X) \
-  X(moe_down_k128_16_subnormals, 4, (DownShape<1, 4, 2, 1, 8>), Mxfp4<BySubnormals>, 4, 8)    \
-  X(moe_down_k128_32_subnormals, 3, (DownShape<2, 4, 2, 1, 4>), Mxfp4<BySubnormals>, 4, 8)    \
-  X(moe_down_k256_16_subnormals, 4, (DownShape<1, 8, 1, 1, 8>), Mxfp4<BySubnormals>, 4, 8)    \
-  X(moe_down_k256_32_subnormals, 3, (DownShape<2, 8, 1, 1, 4>), Mxfp4<BySubnormals>, 4, 8)    \
-  X(moe_down_k512_16_subnormals, 4, (DownShape<1, 16, 1, 1, 8>), Mxfp4<BySubnormals>, 4, 8)   \
-  X(moe_down_k512_32_subnormals, 2, (DownShape<2, 16, 1, 1, 4>), Mxfp4<BySubnormals>, 8, 16)  \
-  X(moe_down_k1024_16_subnormals, 4, (DownShape<1, 16, 1, 2, 2>), Mxfp4<BySubnormals>, 4, 8)  \
-  X(moe_down_k1024_32_subnormals, 2, (DownShape<2, 16, 1, 2, 2>), Mxfp4<BySubnormals>, 8, 16) \
-  X(moe_down_k128_16_bf8, 4, (DownShape<1, 4, 2, 1, 8>), Mxfp4<ByBf8>, 4, 8)                  \
-  X(moe_down_k128_32_bf8, 3, (DownShape<2, 4, 2, 1, 4>), Mxfp4<ByBf8>, 4, 8)                  \
-  X(moe_down_k256_16_bf8, 4, (DownShape<1, 8, 1, 1, 8>), Mxfp4<ByBf8>, 4, 8)                  \
-  X(moe_down_k256_32_bf8, 3, (DownShape<2, 8, 1, 1, 4>), Mxfp4<ByBf8>, 4, 8)                  \
-  X(moe_down_k512_16_bf8, 4, (DownShape<1, 16, 1, 1, 8>), Mxfp4<ByBf8>, 4, 8)                 \
-  X(moe_down_k512_32_bf8, 2, (DownShape<2, 16, 1, 1, 4>), Mxfp4<ByBf8>, 8, 16)                \
-  X(moe_down_k1024_16_bf8, 4, (DownShape<1, 16, 1, 2, 2>), Mxfp4<ByBf8>, 4, 8)                \
-  X(moe_down_k1024_32_bf8, 2, (DownShape<2, 16, 1, 2, 2>), Mxfp4<ByBf8>, 8, 16)               \
-  X(moe_down_k128_16_bf16, 4, (DownShape<1, 4, 2, 1, 8>), Bf16, 8, 8)                         \
-  X(moe_down_k128_32_bf16, 3, (DownShape<2, 4, 2, 1, 4>), Bf16, 8, 8)                         \
-  X(moe_down_k256_16_bf16, 4, (DownShape<1, 8, 1, 1, 8>), Bf16, 8, 8)                         \
-  X(moe_down_k256_32_bf16, 3, (DownShape<2, 8, 1, 1, 4>), Bf16, 8, 8)                         \
-  X(moe_down_k512_16_bf16, 4, (DownShape<1, 16, 1, 1, 8>), Bf16, 8, 8)                        \
-  X(moe_down_k512_32_bf16, 2, (DownShape<2, 16, 1, 1, 4>), Bf16, 16, 16)                      \
-  X(moe_down_k1024_16_bf16, 4, (DownShape<1, 16, 1, 2, 2>), Bf16, 8, 8)                       \
-  X(moe_down_k1024_32_bf16, 2, (DownShape<2, 16, 1, 2, 2>), Bf16, 16, 16)
-
-template <class>
-struct Unwrap;
-template <class T>
-struct Unwrap<void(T)> {
-  using Type = T;
-};
-
-#define X(name, waves_per_simd, shape, format, ring, bf16_ring)                                   \
-  KERNEL(Unwrap<void shape>::Type::kWaves * kLanes, waves_per_simd) name(DOWN_ARGUMENTS) {        \
-    using Shape = Unwrap<void shape>::Type;                                                       \
-    constexpr u32 kWorkers = Shape::kSplit == 1 ? Shape::kWaves : 1;                              \
-    SHARED Shape::Partial partial;                                                                \
-    u32 worker = workgroup_index() * kWorkers;                                                    \
-    if (kWorkers > 1) worker += uniform(thread_index() / kLanes);                                 \
-    if (worker < num_workers) {                                                                   \
-      down<format, Shape, ring>(stream, stream_bytes, inner, work, result, log2_items, worker,    \
-                                num_workers, partial);                                            \
-    } else {                                                                                      \
-      down<Bf16, Shape, bf16_ring>(shared_stream, shared_stream_bytes, inner, shared_work, result, \
+#define DOWN_KERNEL(name, waves_per_simd, shape, format, ring, bf16_ring)                          \
+  KERNEL(shape::kWaves* kLanes, waves_per_simd) name(DOWN_ARGUMENTS) {                             \
+    SHARED shape::Partial partial;                                                                 \
+    u32 worker = workgroup_index() * shape::kWorkers;                                              \
+    if (shape::kWorkers > 1) worker += uniform(thread_index() / kLanes);                           \
+    if (worker < num_workers) {                                                                    \
+      down<format, shape, ring>(stream, stream_bytes, inner, work, result, log2_items, worker,     \
+                                num_workers, partial);                                             \
+    } else {                                                                                       \
+      down<Bf16, shape, bf16_ring>(shared_stream, shared_stream_bytes, inner, shared_work, result, \
                                    log2_items, worker - num_workers, num_shared_workers, partial); \
-    }                                                                                             \
+    }                                                                                              \
   }
+
+// K, tokens of a unit, waves of a workgroup, waves on a SIMD, ring slots for MXFP4 and for bf16
+#define DOWN_VARIANTS(X)  \
+  X(128, 16, 8, 4, 4, 8)  \
+  X(128, 32, 4, 3, 4, 8)  \
+  X(256, 16, 8, 4, 4, 8)  \
+  X(256, 32, 4, 3, 4, 8)  \
+  X(512, 16, 8, 4, 4, 4)  \
+  X(512, 32, 4, 2, 8, 16) \
+  X(1024, 16, 2, 4, 4, 4) \
+  X(1024, 32, 2, 2, 8, 16)
+
+#define X(k, tokens, waves, simd, ring, bf16_ring)                                               \
+  using DownShape##k##_##tokens = DownShape<k, tokens, waves>;                                   \
+  DOWN_KERNEL(moe_down_k##k##_##tokens##_subnormals, simd, DownShape##k##_##tokens,              \
+              Mxfp4<BySubnormals>, ring, bf16_ring)                                              \
+  DOWN_KERNEL(moe_down_k##k##_##tokens##_bf8, simd, DownShape##k##_##tokens, Mxfp4<ByBf8>, ring, \
+              bf16_ring)                                                                         \
+  DOWN_KERNEL(moe_down_k##k##_##tokens##_bf16, simd, DownShape##k##_##tokens, Bf16, bf16_ring,   \
+              bf16_ring)
 DOWN_VARIANTS(X)
 #undef X
 

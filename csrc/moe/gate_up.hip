@@ -2,11 +2,13 @@
 //
 //   inner[r, n] = bf16( silu(G) * U * factor ),  G = sum_k W1[e, n, k] * x[t, k],
 //                                                U = sum_k W1[e, N + n, k] * x[t, k]
-//   for each row r of each unit, e the unit's expert and t = tokens[r]; G, U and the gate in float32
+//   for each row r of each unit, e the unit's expert and t = tokens[r]; G, U and the gate in
+//   float32
 //
 // Arguments: see GATE_UP_ARGUMENTS below.
 // Reference   sglang_mi300a/moe/reference.py, expert_layer (its inner values, times factor)
-// Test        tests/moe/kernels/test_expert_layer.py, test_static_budget.py
+// Test        tests/moe/kernels/test_gate_up.py, test_expert_layer.py,
+//             test_static_budget.py
 // Called by   the steps of sglang_mi300a/moe/kernels/steps.py
 //
 // Work split  a workgroup of 8 waves takes a run of (unit, item) pairs; an item is 16 gate rows and
@@ -36,12 +38,12 @@
 // A shared expert, bf16, with as many neurons, on the workgroups from num_workers on:
 //   shared_stream, shared_stream_bytes, shared_activations (as they are), shared_work,
 //   num_shared_workers (0: there is none)
-#define GATE_UP_ARGUMENTS                                                                      \
-  const gfx942::u8 *stream, gfx942::u32 stream_bytes, const gfx942::u8 *activations,           \
-      gfx942::u32 activation_bytes, const gfx942::u32 *tokens, gfx942::u32 token_bytes,        \
-      const gfx942::u32x4 *work, gfx942::u8 *inner, gfx942::u32 log2_items,                    \
+#define GATE_UP_ARGUMENTS                                                                        \
+  const gfx942::u8 *stream, gfx942::u32 stream_bytes, const gfx942::u8 *activations,             \
+      gfx942::u32 activation_bytes, const gfx942::u32 *tokens, gfx942::u32 token_bytes,          \
+      const gfx942::u32x4 *work, gfx942::u8 *inner, gfx942::u32 log2_items,                      \
       gfx942::u32 num_workers, const gfx942::u8 *shared_stream, gfx942::u32 shared_stream_bytes, \
-      const gfx942::u8 *shared_activations, const gfx942::u32x4 *shared_work,                  \
+      const gfx942::u8 *shared_activations, const gfx942::u32x4 *shared_work,                    \
       gfx942::u32 num_shared_workers
 
 namespace moe {
@@ -52,10 +54,9 @@ template <u32 kTokenTiles>
 using Partial = f32x4[2][kWaves][2][kTokenTiles][kLanes];
 
 template <class Format, u32 kTokenTiles, u32 kRing>
-DEVICE void gate_up(const u8* stream, u32 stream_bytes, const u8* activations,
-                    u32 activation_bytes, const u32* tokens, u32 token_bytes, const u32x4* work,
-                    u8* inner, u32 log2_items, u32 worker, u32 num_workers,
-                    Partial<kTokenTiles>& partial) {
+DEVICE void gate_up(const u8* stream, u32 stream_bytes, const u8* activations, u32 activation_bytes,
+                    const u32* tokens, u32 token_bytes, const u32x4* work, u8* inner,
+                    u32 log2_items, u32 worker, u32 num_workers, Partial<kTokenTiles>& partial) {
   constexpr u32 kRowBlocks = 16;  // blocks of 32 in a wave's slice of K
   constexpr u32 kSliceBytes = kRowBlocks * kBlockK * kBf16Bytes;
   constexpr u32 kTokenBytes = kWaves * kSliceBytes;
@@ -144,10 +145,17 @@ DEVICE void gate_up(const u8* stream, u32 stream_bytes, const u8* activations,
         }
         const u32 offset = (tile * kTileRows + first_row) * row_bytes + column * kBf16Bytes;
 #pragma unroll
-        for (u32 k = 0; k < 4; ++k) {
-          const float value = gate[k] * sigmoid(gate[k]) * (up[k] * Format::kActivationFactor);
-          store_upper_half(rows, offset + k * row_bytes, item * kItemRowBytes,
-                           rounded_to_upper_half(value));
+        for (u32 two = 0; two < 4; two += 2) {
+          const f32x2 g = {gate[two], gate[two + 1]};
+          const f32x2 u = {up[two], up[two + 1]};
+          const f32x2 gated = g * f32x2{sigmoid(g.x), sigmoid(g.y)};
+          const f32x2 values = rounded_to_bf16(gated * (u * Format::kActivationFactor));
+#pragma unroll
+          for (u32 k = 0; k < 2; ++k) {
+            const float value = values[k];
+            store_upper_half(rows, offset + (two + k) * row_bytes, item * kItemRowBytes,
+                             bits_of(value));
+          }
         }
       }
     }
@@ -162,30 +170,33 @@ DEVICE void gate_up(const u8* stream, u32 stream_bytes, const u8* activations,
   }
 }
 
-// name, waves on a SIMD, token tiles of 16, weight format, ring slots, ring slots of bf16 weights
-#define GATE_UP_VARIANTS(X)                                     \
-  X(moe_gate_up_16_subnormals, 4, 1, Mxfp4<BySubnormals>, 4, 8) \
-  X(moe_gate_up_32_subnormals, 2, 2, Mxfp4<BySubnormals>, 8, 8) \
-  X(moe_gate_up_16_bf8, 4, 1, Mxfp4<ByBf8>, 4, 8)               \
-  X(moe_gate_up_32_bf8, 2, 2, Mxfp4<ByBf8>, 8, 8)               \
-  X(moe_gate_up_16_bf16, 4, 1, Bf16, 8, 8)                      \
-  X(moe_gate_up_32_bf16, 2, 2, Bf16, 8, 8)
-
-#define X(name, waves_per_simd, token_tiles, format, ring, bf16_ring)                         \
-  KERNEL(kWaves * kLanes, waves_per_simd) name(GATE_UP_ARGUMENTS) {                           \
-    SHARED Partial<token_tiles> partial;                                                      \
-    const u32 worker = workgroup_index();                                                     \
-    if (worker < num_workers) {                                                               \
-      gate_up<format, token_tiles, ring>(stream, stream_bytes, activations, activation_bytes, \
-                                         tokens, token_bytes, work, inner, log2_items, worker, \
-                                         num_workers, partial);                               \
-    } else {                                                                                  \
-      gate_up<Bf16, token_tiles, bf16_ring>(                                                  \
-          shared_stream, shared_stream_bytes, shared_activations, activation_bytes, tokens,   \
-          token_bytes, shared_work, inner, log2_items, worker - num_workers,                  \
-          num_shared_workers, partial);                                                       \
-    }                                                                                         \
+#define GATE_UP_KERNEL(name, waves_per_simd, token_tiles, format, ring, bf16_ring)              \
+  KERNEL(kWaves* kLanes, waves_per_simd) name(GATE_UP_ARGUMENTS) {                              \
+    SHARED Partial<token_tiles> partial;                                                        \
+    const u32 worker = workgroup_index();                                                       \
+    if (worker < num_workers) {                                                                 \
+      gate_up<format, token_tiles, ring>(stream, stream_bytes, activations, activation_bytes,   \
+                                         tokens, token_bytes, work, inner, log2_items, worker,  \
+                                         num_workers, partial);                                 \
+    } else {                                                                                    \
+      gate_up<Bf16, token_tiles, bf16_ring>(shared_stream, shared_stream_bytes,                 \
+                                            shared_activations, activation_bytes, tokens,       \
+                                            token_bytes, shared_work, inner, log2_items,        \
+                                            worker - num_workers, num_shared_workers, partial); \
+    }                                                                                           \
   }
+
+// Tokens of a unit, waves on a SIMD, ring slots for MXFP4 and for bf16
+#define GATE_UP_VARIANTS(X) \
+  X(16, 4, 4, 4)            \
+  X(32, 2, 8, 8)
+
+#define X(tokens, simd, ring, bf16_ring)                                                           \
+  GATE_UP_KERNEL(moe_gate_up_##tokens##_subnormals, simd, tokens / kTileRows, Mxfp4<BySubnormals>, \
+                 ring, bf16_ring)                                                                  \
+  GATE_UP_KERNEL(moe_gate_up_##tokens##_bf8, simd, tokens / kTileRows, Mxfp4<ByBf8>, ring,         \
+                 bf16_ring)                                                                        \
+  GATE_UP_KERNEL(moe_gate_up_##tokens##_bf16, simd, tokens / kTileRows, Bf16, bf16_ring, bf16_ring)
 GATE_UP_VARIANTS(X)
 #undef X
 

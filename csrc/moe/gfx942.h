@@ -9,7 +9,7 @@
 #define SHARED __attribute__((shared))
 // A kernel of exactly `threads` threads, compiled for at least `waves` waves on each SIMD, which
 // gives it 512 / waves vector registers.
-#define KERNEL(threads, waves)                                                       \
+#define KERNEL(threads, waves)                                                     \
   extern "C" __attribute__((global, amdgpu_flat_work_group_size(threads, threads), \
                             amdgpu_waves_per_eu(waves))) void
 
@@ -74,12 +74,6 @@ DEVICE u32 rotate_right(u32 value, u32 count) {
   return __builtin_amdgcn_alignbit(value, value, count);
 }
 
-// bf16 bits of a float, to nearest, ties to even, in the upper half of the word; the lower half is
-// rubbish. The quiet NaN that the hardware makes stays a NaN.
-DEVICE u32 rounded_to_upper_half(float value) {
-  const u32 bits = bits_of(value);
-  return bits + 0x7fffu + ((bits >> 16) & 1u);
-}
 // The upper halves of two words in one: the first in the lower half.
 DEVICE u32 upper_halves(u32 first, u32 second) {
   return __builtin_amdgcn_perm(second, first, 0x07060302u);
@@ -87,8 +81,18 @@ DEVICE u32 upper_halves(u32 first, u32 second) {
 DEVICE u32 upper_halves(float first, float second) {
   return upper_halves(bits_of(first), bits_of(second));
 }
-DEVICE u32 pack_bf16(float first, float second) {
-  return upper_halves(rounded_to_upper_half(first), rounded_to_upper_half(second));
+// Two floats rounded to bf16's eight significant bits, to nearest, ties to even; the lower halves
+// are 0. From 2^112 on, where the first product overflows, the result is NaN. A NaN stays one,
+// which adding to the bits would not ensure: the matrix unit's NaN has all of them set.
+DEVICE f32x2 rounded_to_bf16(f32x2 values) {
+#pragma clang fp contract(off)
+  const f32x2 shifted = values * 65537.0f;
+  const f32x2 rest = values - shifted;
+  return shifted + rest;
+}
+DEVICE u32 pack_bf16(f32x2 values) {
+  const f32x2 rounded = rounded_to_bf16(values);
+  return upper_halves(rounded.x, rounded.y);
 }
 
 DEVICE f32x2 fma(f32x2 a, f32x2 b, f32x2 c) { return __builtin_elementwise_fma(a, b, c); }

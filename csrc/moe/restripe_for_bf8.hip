@@ -1,9 +1,9 @@
 // Rewrite a stream in place for the decode that makes no bf16 subnormals.
 //
 // Each code keeps its lane and word, so a lane rewrites its own 16 bytes: value k < 4 of a word's
-// eight goes to byte k as s000eem0 less the bits that are always zero there, value k >= 4 to the bits
-// between (ByBf8 in weight_formats.h reads it back). A negative zero becomes a positive one. Scale
-// bytes grow by 15.
+// eight goes to byte k as s000eem0 less the bits that are always zero there, value k >= 4 to the
+// bits between (ByBf8 in weight_formats.h reads it back). A negative zero becomes a positive one.
+// Scale bytes grow by 15.
 //
 //   stream       uint8 [num_records, 1088]: stream_layout; scale bytes up to 239
 //   num_records  their number
@@ -39,8 +39,7 @@ KERNEL(256, 4) moe_restripe_for_bf8(u8* stream, u32 num_records, u32 num_workers
   for (u32 index = workgroup_index() * kWaves + wave; index < num_records; index += num_workers) {
     u8* const record = stream + u64{index} * kBytes;
     if (lane < kTileRows) reinterpret_cast<u32*>(record)[lane] += 0x0f0f0f0f;
-    u32x4* const codes =
-        reinterpret_cast<u32x4*>(record + Mxfp4<BySubnormals>::kScaleBytes) + lane;
+    u32x4* const codes = reinterpret_cast<u32x4*>(record + Mxfp4<BySubnormals>::kScaleBytes) + lane;
     const u32x4 old = *codes;
     u32x4 changed;
 #pragma unroll

@@ -1,4 +1,5 @@
-// Sort the (token, slot) pairs by expert, cut them into work units, and go once over the activations.
+// Sort the (token, slot) pairs by expert, cut them into work units, and go once over the
+// activations.
 //
 //   e(p) = local expert of topk_ids[p]: the id itself, or expert_map[id], if 0 <= e < num_experts;
 //          a pair without one (padding, an expert of another rank) gets no row
@@ -70,21 +71,21 @@ DEVICE u32 local_expert(const u32* topk_ids, u32 pair, const u32* expert_map, u3
 }
 
 KERNEL(kSortThreads, 4)
-moe_sort_pairs(const u32* topk_ids,     // int32 [num_tokens, top_k], contiguous
-               u32 num_tokens,          // num_tokens * top_k below 2^17
-               u32 top_k,               //
-               const u32* expert_map,   // int32 [num_ids]: global id -> local expert or -1; or null
-               u32 num_ids,             // entries of expert_map
-               u32 num_experts,         // local ones, up to 1024
-               u32 log2_tile,           // rows of a unit: 16 or 32
-               u32x4* work,             // out: header, units, two empty units
-               u32* tokens,             // out: int32 [num_pairs (+ num_tokens)], as far as rows go
-               u32* pair_rows,          // out: int32 [num_pairs]
-               const u8* activations,   // bf16 [num_tokens, 4096]
-               u8* scaled,              // out: the same; or null
-               float factor,            // a power of two
-               u32x4* shared_work,      // out: as work; or null
-               const u8* shared_gate,   // bf16 [4096]
+moe_sort_pairs(const u32* topk_ids,    // int32 [num_tokens, top_k], contiguous
+               u32 num_tokens,         // num_tokens * top_k below 2^17
+               u32 top_k,              //
+               const u32* expert_map,  // int32 [num_ids]: global id -> local expert or -1; or null
+               u32 num_ids,            // entries of expert_map
+               u32 num_experts,        // local ones, up to 1024
+               u32 log2_tile,          // rows of a unit: 16 or 32
+               u32x4* work,            // out: header, units, two empty units
+               u32* tokens,            // out: int32 [num_pairs (+ num_tokens)], as far as rows go
+               u32* pair_rows,         // out: int32 [num_pairs]
+               const u8* activations,  // bf16 [num_tokens, 4096]
+               u8* scaled,             // out: the same; or null
+               float factor,           // a power of two
+               u32x4* shared_work,     // out: as work; or null
+               const u8* shared_gate,  // bf16 [4096]
                float* shared_weights) {  // out: float32 [num_tokens]
   SHARED u32 counts[kMaxExperts];
   SHARED u32 next_row[kMaxExperts];

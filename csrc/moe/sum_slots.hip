@@ -21,15 +21,15 @@ namespace moe {
 constexpr u32 kSumThreads = 256;
 
 KERNEL(kSumThreads, 4)
-moe_sum_slots(const u8* rows,              // bf16 [rows, columns]
-              u32 row_bytes,               // of all rows that may exist, below 2^32
-              const u32* pair_rows,        // int32 [num_tokens, top_k]
-              const float* weights,        // float32 [num_tokens, top_k]
-              u32 num_tokens,              //
-              u32 top_k,                   //
+moe_sum_slots(const u8* rows,               // bf16 [rows, columns]
+              u32 row_bytes,                // of all rows that may exist, below 2^32
+              const u32* pair_rows,         // int32 [num_tokens, top_k]
+              const float* weights,         // float32 [num_tokens, top_k]
+              u32 num_tokens,               //
+              u32 top_k,                    //
               const float* shared_weights,  // float32 [num_tokens]; null without a shared expert
-              u8* out,                     // out: bf16 [num_tokens, columns]
-              u32 columns) {               // a multiple of 8
+              u8* out,                      // out: bf16 [num_tokens, columns]
+              u32 columns) {                // a multiple of 8
   constexpr u32 kColumns = kLaneBytes / kBf16Bytes;
   constexpr u32 kAtOnce = 10;
   const u32 column = (workgroup_index() * kSumThreads + thread_index()) * kColumns;
@@ -71,8 +71,7 @@ moe_sum_slots(const u8* rows,              // bf16 [rows, columns]
   add(shared_words, has_shared ? load_uniform(shared_weights + token) : 0.0f);
   u32x4 result;
 #pragma unroll
-  for (u32 word = 0; word < kColumns / 2; ++word)
-    result[word] = pack_bf16(sums[word].x, sums[word].y);
+  for (u32 word = 0; word < kColumns / 2; ++word) result[word] = pack_bf16(sums[word]);
   *reinterpret_cast<u32x4*>(out + (u64{token} * columns + column) * kBf16Bytes) = result;
 }
 

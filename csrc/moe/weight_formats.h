@@ -11,15 +11,14 @@
 namespace moe {
 using namespace gfx942;
 
-constexpr u32 kTileRows = 16;    // weight rows, and tokens, of one matrix instruction
-constexpr u32 kBlockK = 32;      // values along K that share a scale
-constexpr u32 kLaneBytes = 16;   // a lane's bytes of a record, and of a block of activations
+constexpr u32 kTileRows = 16;   // weight rows, and tokens, of one matrix instruction
+constexpr u32 kBlockK = 32;     // values along K that share a scale
+constexpr u32 kLaneBytes = 16;  // a lane's bytes of a record, and of a block of activations
 constexpr u32 kBf16Bytes = 2;
 
 DEVICE f32x4 mfma(u32x2 tokens, u32x2 weights, f32x4 sum) {
-  return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(__builtin_bit_cast(bf16x4, tokens),
-                                                   __builtin_bit_cast(bf16x4, weights), sum, 0, 0,
-                                                   0);
+  return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(
+      __builtin_bit_cast(bf16x4, tokens), __builtin_bit_cast(bf16x4, weights), sum, 0, 0, 0);
 }
 
 // The 32 products along K of a block, summed: tokens 4 * (l / 16) .. + 3 of the lane's weight row.
@@ -35,16 +34,24 @@ DEVICE float exponent_from_byte(u32 word, u32 twenty_three) {
   // One instruction; C++ spells it with two. Not volatile: the compiler may place it.
   if constexpr (kByte == 0) {
     asm("v_lshlrev_b32_sdwa %0, %1, %2 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD "
-        "src1_sel:BYTE_0" : "=v"(bits) : "s"(twenty_three), "v"(word));
+        "src1_sel:BYTE_0"
+        : "=v"(bits)
+        : "s"(twenty_three), "v"(word));
   } else if constexpr (kByte == 1) {
     asm("v_lshlrev_b32_sdwa %0, %1, %2 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD "
-        "src1_sel:BYTE_1" : "=v"(bits) : "s"(twenty_three), "v"(word));
+        "src1_sel:BYTE_1"
+        : "=v"(bits)
+        : "s"(twenty_three), "v"(word));
   } else if constexpr (kByte == 2) {
     asm("v_lshlrev_b32_sdwa %0, %1, %2 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD "
-        "src1_sel:BYTE_2" : "=v"(bits) : "s"(twenty_three), "v"(word));
+        "src1_sel:BYTE_2"
+        : "=v"(bits)
+        : "s"(twenty_three), "v"(word));
   } else {
     asm("v_lshlrev_b32_sdwa %0, %1, %2 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD "
-        "src1_sel:BYTE_3" : "=v"(bits) : "s"(twenty_three), "v"(word));
+        "src1_sel:BYTE_3"
+        : "=v"(bits)
+        : "s"(twenty_three), "v"(word));
   }
   return float_of(bits);
 }
@@ -88,11 +95,10 @@ struct Mxfp4 {
     u32 twenty_three = 23;
     asm("" : "+s"(twenty_three));
     const u32 exponents = Decode::exponents(record.scales);
-    f32x2 factors[2] = {
-        {exponent_from_byte<0>(exponents, twenty_three),
-         exponent_from_byte<1>(exponents, twenty_three)},
-        {exponent_from_byte<2>(exponents, twenty_three),
-         exponent_from_byte<3>(exponents, twenty_three)}};
+    f32x2 factors[2] = {{exponent_from_byte<0>(exponents, twenty_three),
+                         exponent_from_byte<1>(exponents, twenty_three)},
+                        {exponent_from_byte<2>(exponents, twenty_three),
+                         exponent_from_byte<3>(exponents, twenty_three)}};
     // A real pair: a splat of a lone register would read the register beside it too, and wait for
     // whatever load is under way into that one.
     pin(factors[0]);

@@ -42,8 +42,8 @@ DEVICE float sigmoid(float x) {
 }
 
 // The records of an item, multiplied one after the other. Record r of this item is in ring slot
-// r % kRing; its place is filled again at once, from this item or the next, so kRing - 1 records are
-// under way whenever one is waited for.
+// r % kRing; its place is filled again at once, from this item or the next, so kRing - 1 records
+// are under way whenever one is waited for.
 template <class Format, u32 kRing, u32 kTokenTiles, u32 kRowBlocks, u32 kSides>
 struct Item {
   static constexpr u32 kRecords = kRowBlocks / Format::kBlocks;  // of one side

@@ -15,30 +15,40 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from sglang_mi300a.cli.artifact import ranks
 from sglang_mi300a.errors import EXIT_OK
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's flags."""
+    from sglang_mi300a.weights.shard import DEFAULT_JOBS, DRAFT_EXPERTS
+
     add = parser.add_argument
     add("--model", required=True, type=Path, metavar="DIR", help="Hugging Face checkpoint")
     add("--out", required=True, type=Path, metavar="DIR", help="artifact to make")
     add("--tp", required=True, type=int, metavar="N", help="tensor-parallel ranks")
     add("--ep", default=1, type=int, metavar="N", help="expert-parallel ranks among them (1)")
-    add("--ranks", type=_ranks, metavar="A,B", help="write only these ranks now (all)")
+    add("--ranks", type=ranks, metavar="A,B", help="write only these ranks now (all)")
     add("--text-only", action="store_true", help="leave the visual tower out")
     add("--no-draft", action="store_true", help="leave the MTP layer out")
-    add("--jobs", default=2, type=int, metavar="N", help="files written at the same time (2)")
+    add(
+        "--draft-experts", choices=DRAFT_EXPERTS, default="stored",
+        help="mxfp4: re-quantise the MTP layer's experts; a quarter of the bytes, other drafts",
+    )  # fmt: skip
+    add(
+        "--ignore-tensor", action="append", default=[], metavar="PATTERN",
+        help="leave out tensors that the model has no place for (shell pattern; may be repeated)",
+    )  # fmt: skip
+    add(
+        "--jobs", default=DEFAULT_JOBS, type=int, metavar="N",
+        help=f"files written at the same time ({DEFAULT_JOBS})",
+    )  # fmt: skip
     add(
         "--heads", choices=("replicated", "padded"), default="replicated",
         help="padded: for SGLang's CPU engine, where ranks outnumber KV heads",
     )  # fmt: skip
     add("--quiet", action="store_true", help="no progress bar")
     add("--json", action="store_true", help="a summary for machines")
-
-
-def _ranks(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,8 +63,10 @@ def run(args: argparse.Namespace) -> int:
         ranks=args.ranks,
         text_only=args.text_only,
         draft=not args.no_draft,
+        draft_experts=args.draft_experts,
         heads=args.heads,
         jobs=args.jobs,
+        ignore=args.ignore_tensor,
         progress=False if args.quiet or args.json else None,
     )
     if args.json:

@@ -58,14 +58,20 @@ class Kernel:
         )
 
     def launch(
-        self, grid: Sequence[int], arguments: Sequence[Any], *, dynamic_lds_bytes: int = 0
+        self,
+        grid: Sequence[int],
+        arguments: Sequence[Any],
+        *,
+        dynamic_lds_bytes: int = 0,
+        stream: int | None = None,
     ) -> None:
-        """Launch on the device's current stream; return when the launch is queued or captured.
+        """Launch on a stream of the device; return when the launch is queued or captured.
 
         Args:
             grid: Workgroups; one to three numbers.
             arguments: Tensors and numbers, in the signature's order.
             dynamic_lds_bytes: LDS of a workgroup beyond the kernel's static one.
+            stream: HIP's handle of it; default: the current one.
 
         Raises:
             UserError: An argument, the grid or the LDS does not fit; nothing was launched.
@@ -79,7 +85,8 @@ class Kernel:
             )
         for observer in observers:
             observer(self, arguments)
-        stream = streams.current(self.device)
+        if stream is None:
+            stream = streams.current(self.device)
         is_captured = self._launch(
             self._number, workgroups, self._block, dynamic_lds_bytes, stream, values
         )

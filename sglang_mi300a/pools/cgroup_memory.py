@@ -52,15 +52,14 @@ _V1 = _Dialect(
 )
 
 
-def read(root: Path, procfs: Path) -> CgroupRoom | None:
+def read(root: Path = Path("/")) -> CgroupRoom | None:
     """Return what the tightest control group above this process leaves; None without a limit.
 
     Args:
-        root: Directory that stands for ``/`` (mount points are below it).
-        procfs: Root of procfs.
+        root: Directory that stands for ``/`` (a recorded machine in tests).
     """
     rooms = []
-    for folder, top, dialect in _memory_groups(root, procfs):
+    for folder, top, dialect in _memory_groups(root):
         for level in (folder, *folder.parents):
             room = _room(level, dialect, root)
             if room is not None:
@@ -70,19 +69,19 @@ def read(root: Path, procfs: Path) -> CgroupRoom | None:
     return min(rooms, key=lambda room: room.free_bytes, default=None)
 
 
-def _memory_groups(root: Path, procfs: Path) -> list[tuple[Path, Path, _Dialect]]:
+def _memory_groups(root: Path) -> list[tuple[Path, Path, _Dialect]]:
     """Return this process's group, the topmost one it can see, and how to read them."""
     paths = {}
-    for line in _lines(procfs / "self/cgroup"):
+    for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if not controllers:
             paths["cgroup2"] = path
         elif "memory" in controllers.split(","):
             paths["cgroup"] = path
     found = []
-    for line in _lines(procfs / "self/mountinfo"):
+    for line in _lines(root / "proc/self/mountinfo"):
         before, _, after = line.partition(" - ")
-        kind, _, options = (after.split(" ", 2) + ["", ""])[:3]
+        kind, _, options = [*after.split(" ", 2), "", ""][:3]
         if kind not in paths or (kind == "cgroup" and "memory" not in options.split(",")):
             continue
         mounted, mount_point = before.split(" ")[3:5]

@@ -94,9 +94,7 @@ _PUBLISHED_SLACK_BYTES = 700_000_000
 _RUNTIME_BYTES = GB
 
 
-def activations(
-    dims: ModelDims, tp: int, *, chunk_tokens: int, logit_rows: int
-) -> Amount:
+def activations(dims: ModelDims, tp: int, *, chunk_tokens: int, logit_rows: int) -> Amount:
     """Return what a forward pass and its libraries take while they run.
 
     Args:

@@ -55,7 +55,9 @@ class ModelDims:
         return self.num_hidden_layers - self.num_attention_layers
 
 
-def from_sizes(sizes: Mapping[str, Any], text_config: Mapping[str, Any], *, where: str) -> ModelDims:
+def from_sizes(
+    sizes: Mapping[str, Any], text_config: Mapping[str, Any], *, where: str
+) -> ModelDims:
     """Return the dimensions of a model.
 
     Args:

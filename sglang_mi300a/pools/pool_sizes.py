@@ -9,10 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from sglang_mi300a.pools.byte_text import GIB
 from sglang_mi300a.pools.model_dims import ModelDims
 
 Strategy = Literal["no_buffer", "extra_buffer", "extra_buffer_lazy"]
 """How the prefix cache keeps states beside the running ones (``--mamba-radix-cache-strategy``)."""
+
+_STRATEGIES: tuple[Strategy, ...] = ("no_buffer", "extra_buffer", "extra_buffer_lazy")
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _FLOAT32_BYTES = 4
@@ -73,8 +76,9 @@ def resolved_strategy(
         page_tokens: Tokens a page.
         triton: The linear-attention backend is triton.
     """
-    if asked == "no_buffer" or asked == "extra_buffer" or asked == "extra_buffer_lazy":
-        return asked, overlap
+    for strategy in _STRATEGIES:
+        if asked == strategy:
+            return strategy, overlap
     if triton and (overlap or page_tokens > 1):
         return "extra_buffer", overlap
     return "no_buffer", False
@@ -244,3 +248,30 @@ def effective_fraction(passed: float, *, aiter: bool, context_tokens: int) -> fl
     """Return what stock makes of ``--mem-fraction-static``."""
     scaled = aiter and context_tokens > AITER_CONTEXT_TOKENS
     return passed * AITER_FRACTION if scaled else passed
+
+
+def default_chunk_tokens(memory_bytes: int) -> int:
+    """Return stock's ``--chunked-prefill-size`` for a device of this much memory."""
+    memory_gib = memory_bytes / GIB
+    for below_gib, tokens in ((35, 2048), (60, 4096), (160, 8192)):
+        if memory_gib < below_gib:
+            return tokens
+    return 16384
+
+
+def budget_state_bytes(
+    sizes: RankSizes, slots: int, requests: int, draft_tokens: int, *, replay: bool
+) -> int:
+    """Return what stock's budget charges for states, where the number of slots is given.
+
+    It charges whole states, windows included, for the scratch of verification.
+
+    Args:
+        sizes: The rank's sizes.
+        slots: ``--max-mamba-cache-size``.
+        requests: Requests that may run.
+        draft_tokens: Tokens a verify step checks; 0 without MTP.
+        replay: ``--enable-linear-replayssm-spec``.
+    """
+    scratch = 0 if replay else (requests + 1) * draft_tokens * sizes.state_bytes
+    return sizes.state_pool_bytes(slots, draft_tokens, replay=replay) + scratch

@@ -24,7 +24,7 @@ from sglang_mi300a.pools.turn_tail.policy import (
     MARGIN_TOKENS,
     Ledger,
     PathNode,
-    snapshot_at_prompt_end,
+    continued,
     with_margin,
 )
 from sglang_mi300a.pools.turn_tail.refusals import Setup, refuse_what_is_unsupported
@@ -109,6 +109,7 @@ class TurnTail(MambaComponent):
         self._offers_reply = False
         self._prompt_node: int | None = None
         self._prompt_is_own = False
+        self._may_be_too_late = False
         self._displaced: list[Any] = []
 
     # ---- what is stored ----
@@ -128,10 +129,12 @@ class TurnTail(MambaComponent):
             prompt_tokens - req.cache_protected_len < 2 * self.mamba_checkpoint_grid
         )
         self._offers_reply = length is not None and length > prompt_tokens
+        self._may_be_too_late = length is not None and 0 <= prompt_tokens - length < MARGIN_TOKENS
         if is_finished and length is not None:
             # A state of more tokens than are handed over (--strip-thinking-cache) fits no node.
             # With 0 nothing is inserted, and stock frees the request's own slots.
-            if length > token_ids_len or (self._offers_reply and not self.ledger.reply_learner.stored.wants()):
+            refused = self._offers_reply and not self.ledger.of_replies.stored.wants()
+            if refused or length > token_ids_len:
                 self._offers_reply = False
                 return 0
         return length
@@ -149,14 +152,16 @@ class TurnTail(MambaComponent):
         if result.mamba_exist:
             self.ledger.superseded_by.pop(node.id, None)  # stock has made it the most recent
             return
-        self.ledger.lost.pop(node.id, None)
         if self._offers_reply:
             prompt = self._prompt_node if self._prompt_is_own else None
-            self.ledger.add_reply(node.id, prompt)
-            if not self.ledger.reply_learner.trusts():
+            self.ledger.store_reply(node.id, prompt)
+            if not self.ledger.of_replies.trusts():
                 return
-        elif not params.chunked:
-            self.ledger.turns[node.id] = self._num_turns_above(node) + 1
+        else:
+            num_turns = None if params.chunked else self._num_turns_above(node) + 1
+            self.ledger.store(node.id, num_turns)
+            if self._may_be_too_late and not self.ledger.of_returns.share_late():
+                return  # the next turn may have to go back to the one before
         self._supersede_above(node)
 
     def cleanup_after_caching_req(
@@ -174,7 +179,7 @@ class TurnTail(MambaComponent):
         if is_finished and rested not in self.ledger.superseded_by:
             node = self.tree_core._node_arena.get(rested)
             if node is not None and self._order.in_list(node):
-                if self.ledger.rest(rested):
+                if self.ledger.rest(rested, self._saved_tokens(node)):
                     self._order.reset_node_mru(node)
                 else:
                     self._to_tail(node)
@@ -207,7 +212,10 @@ class TurnTail(MambaComponent):
             result, params, value_chunks, best_value_len
         )
         if result.mamba_branching_seqlen is not None:
-            if snapshot_at_prompt_end(self._kv_path(result, params.key)):
+            node = continued(self._kv_path(result, params.key))
+            if node is not None:
+                if params.cow_mamba:  # a request's first match, and not a look at what it stored
+                    self.ledger.return_late(node.node)
                 return result._replace(mamba_branching_seqlen=None)
         return result
 
@@ -273,6 +281,17 @@ class TurnTail(MambaComponent):
             above = above.parent
         return 0
 
+    def _saved_tokens(self, node: Any) -> int:
+        """Return how many tokens a snapshot saves: those behind the next that would remain."""
+        root, above = self.tree_core.root_node, node.parent
+        saved = len(node.key)
+        while above is not root:
+            if self._order.in_list(above) and above.id not in self.ledger.superseded_by:
+                break
+            saved += len(above.key)
+            above = above.parent
+        return saved
+
     def _leave_to_those_above(self, node: Any) -> None:
         """Hand down what a leaf that loses its snapshot stood for: its turns and its place.
 
@@ -300,7 +319,7 @@ class TurnTail(MambaComponent):
         while done < result.full_kv_hit_length:
             node = node.children[key[done : done + page].child_key(page)]
             done += len(node.key)
-            path.append(PathNode(node.id in self.ledger.lost, self._is_fork(node)))
+            path.append(PathNode(node.id, node.id in self.ledger.lost, self._is_fork(node)))
         if path and len(node.children) == 1:
             (behind,) = node.children.values()
             if len(behind.key) <= page and self._order.in_list(behind):

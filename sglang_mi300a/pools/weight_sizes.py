@@ -25,8 +25,7 @@ def target_bytes(dims: ModelDims, tp: int) -> int:
     layers = (
         dims.num_attention_layers * _attention_bytes(dims, tp)
         + dims.num_linear_layers * _delta_net_bytes(dims, tp)
-        + dims.num_hidden_layers
-        * (_layer_rest_bytes(dims, tp) + experts // 2 + experts // BLOCK)
+        + dims.num_hidden_layers * (_layer_rest_bytes(dims, tp) + experts // 2 + experts // BLOCK)
     )
     vocabularies = 1 if dims.tied_target else 2
     return vocabularies * _vocabulary_bytes(dims, tp) + layers + dims.hidden_size * _BF16

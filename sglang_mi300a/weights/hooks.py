@@ -70,7 +70,19 @@ HOOKS: tuple[AnySeam, ...] = (
     _rule(
         "draft_model",
         "sglang.srt.models.qwen3_5_mtp.Qwen3_5ForCausalLMMTP.__init__",
-        "that the draft's experts are not quantised, and its embedding and head are the target's",
+        "that the draft's embedding and head are the target's",
+        only_with_draft=True,
+    ),
+    _rule(
+        "draft_quantisation",
+        "sglang.srt.models.qwen3_5_mtp._mtp_quant_config",
+        "how the draft's precision follows from the configuration our loader hands over",
+        only_with_draft=True,
+    ),
+    _rule(
+        "excluded_modules",
+        "sglang.srt.layers.quantization.quark.utils._is_equal_or_regex_match",
+        "our loader excludes all of an MXFP4 draft but its experts by one pattern",
         only_with_draft=True,
     ),
     _rule(

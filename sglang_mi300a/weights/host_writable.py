@@ -72,7 +72,7 @@ def view(address: int, size: int) -> NDArray[np.uint8]:
     """Return memory as uint8 ``[size]``, without copying; it must be mapped and stay alive."""
     if size == 0:
         return np.empty(0, dtype=np.uint8)
-    return np.frombuffer((ctypes.c_ubyte * size).from_address(address), dtype=np.uint8)
+    return np.frombuffer(memoryview((ctypes.c_ubyte * size).from_address(address)), dtype=np.uint8)
 
 
 def _kernel_writes(address: int, content: bytes) -> None:

@@ -28,7 +28,7 @@ from sglang_mi300a import layout as layouts
 from sglang_mi300a.artifact_manifest import FileFacts, Heads, Manifest, Part, TensorFacts, checksum
 from sglang_mi300a.errors import UserError
 from sglang_mi300a.weights import checkpoint as checkpoints
-from sglang_mi300a.weights import model_sizes, plan, requantising
+from sglang_mi300a.weights import model_sizes, page_cache, plan, requantising
 from sglang_mi300a.weights.checkpoint import Checkpoint
 from sglang_mi300a.weights.executing import Executor, Sink
 from sglang_mi300a.weights.model_sizes import ModelSizes
@@ -225,7 +225,7 @@ def shard_weights(
         "copied": [[name, len(data), checksum(data)] for name, data in copied],
     }
     _prepare_output(output, source)
-    with ExitStack() as locks:
+    with _written_to(output), ExitStack() as locks:
         for rank in chosen:
             locks.enter_context(OutputLock(output, f"rank-{rank}"))
         finished = _already_complete(output, job, chosen)
@@ -252,6 +252,7 @@ def shard_weights(
             )
             kept = sum(name in done for name in wanted)
             _run_jobs(run, parts, jobs)
+        page_cache.drop({tensor.file for tensor in found.tensors.values()})  # their headers
         neutralised_blocks = sum(done[s.file(chosen[0])].neutralised_blocks for s in parts)
         return ShardReport(
             output=output,
@@ -448,6 +449,20 @@ def _prepare_output(output: Path, model: Path) -> None:
         ) from error
 
 
+@contextmanager
+def _written_to(output: Path) -> Iterator[None]:
+    """Turn a failed write into words; what was finished before stays."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            str(output),
+            found=f"a write that failed ({error.strerror})",
+            allowed="a file system that takes the artifact",
+            do="free space or choose another --out; repeating the command goes on from here",
+        ) from error
+
+
 def _already_complete(
     output: Path, job: dict[str, Any], ranks: tuple[int, ...]
 ) -> ShardReport | None:
@@ -539,13 +554,6 @@ def _run_jobs(run: _Run, parts: list[_PartSpec], jobs: int) -> None:
             for future in futures:
                 future.cancel()
     real = [error for error in errors if not isinstance(error, _Stopped)]
-    if real and isinstance(real[0], OSError):
-        raise UserError(
-            str(run.output),
-            found=f"a write that failed ({real[0].strerror})",
-            allowed="a file system that takes the artifact",
-            do="free space or choose another --out; repeating the command goes on from here",
-        ) from real[0]
     if real:
         raise real[0]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shlex
 import sys
@@ -26,7 +25,7 @@ from sglang.srt.model_loader.utils import set_default_torch_dtype
 from sglang.srt.runtime_context import get_parallel
 from sglang.version import __version__ as sglang_version
 
-from sglang_mi300a import artifact_manifest, supported
+from sglang_mi300a import artifact_manifest, served_model, supported
 from sglang_mi300a import layout as layouts
 from sglang_mi300a.artifact_manifest import Heads, Part
 from sglang_mi300a.errors import UserError
@@ -208,9 +207,8 @@ class _Wanted:
                 allowed=" or ".join(parts),
                 do="serve other models with SGLang's own load formats",
             )
-        config_path = directory / "config.json"
-        config = json.loads(config_path.read_text(encoding="utf-8"))
-        sizes = model_sizes.from_config(config, where=str(config_path))
+        config = served_model.read_config(directory)
+        sizes = model_sizes.from_config(config, where=str(directory / "config.json"))
         built = model_config.hf_text_config.num_attention_heads
         heads: Heads = "replicated" if built == sizes.num_attention_heads else "padded"
         return cls(
@@ -251,7 +249,7 @@ class _Content:
         stored: Every tensor by parameter name.
         lent: Parameters that it does not hold and need not.
         sparse: Tensors of which some rows are not written and must be zero.
-        files: What is read.
+        files: What is read, or was copied here to be; none of it is to stay in the page cache.
         is_artifact: Whether ``shard-weights`` made it.
         fill: Reads them all into a sink, telling of the bytes as they come.
     """
@@ -266,9 +264,10 @@ class _Content:
 
 
 def _from_artifact(wanted: _Wanted, layout_id: str) -> _Content:
-    artifact = artifacts.read(wanted.directory)
+    directory = wanted.directory
+    artifact = artifacts.read(directory)
     manifest = artifact.manifest
-    where = str(wanted.directory / artifact_manifest.NAME)
+    where = str(directory / artifact_manifest.NAME)
     again = "run shard-weights again on the checkpoint"
     _agree(where, "layout", manifest.layout, layout_id, f"{again} (layout {layout_id})")
     _agree(
@@ -316,11 +315,14 @@ def _from_artifact(wanted: _Wanted, layout_id: str) -> _Content:
         return filling.from_artifact(artifact, tensors, sink, options, advance)
 
     return _Content(
-        wanted.directory,
+        directory,
         {t.name: Stored(t.name, t.dtype, t.shape) for t in tensors},
         plan.lent(wanted.sizes, wanted.at, wanted.part),
         frozenset(),
-        frozenset(artifact.path(tensor) for tensor in tensors),
+        frozenset(
+            {directory / artifact_manifest.NAME}
+            | {artifact.path(t) for t in manifest.tensors if t.rank == wanted.at.rank}
+        ),
         True,
         fill,
     )

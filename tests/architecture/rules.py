@@ -9,6 +9,9 @@ from pathlib import PurePosixPath
 OVERALL = {"cli", "doctor"}
 """Packages that may read all rooms."""
 
+FOUNDATION_PACKAGES = {"launcher"}
+"""Foundation that is a package rather than a module."""
+
 PACKAGE = "sglang_mi300a"
 
 

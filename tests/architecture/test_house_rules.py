@@ -13,6 +13,7 @@ def package_modules():
         if name.startswith("sglang_mi300a/") and name.endswith(".py")
     }
     rooms = {file.split("/")[0] for file in files if "/" in file} - rules.OVERALL
+    rooms -= rules.FOUNDATION_PACKAGES
     return [rules.Module(file, path.read_text(), rooms) for file, path in files.items()]
 
 

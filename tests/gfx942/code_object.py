@@ -81,9 +81,13 @@ class Kernel:
         return struct.unpack_from("<H", self.descriptor, 58)[0]
 
 
+LOAD_BASE = 0x7D00_0000_0000
+"""Where a code object is loaded: added to every address in it. Never near a null pointer."""
+
+
 @dataclass(frozen=True)
 class Segment:
-    """Bytes that the loader puts at an address."""
+    """Bytes at an address of the code object."""
 
     address: int
     data: bytes
@@ -109,9 +113,9 @@ class CodeObject:
         machine = struct.unpack_from("<H", data, 18)[0] if len(data) > 64 else 0
         if data[:6] != b"\x7fELF\x02\x01" or machine != 224:
             raise ValueError(f"{path}: not an AMDGPU code object")
-        self.segments = tuple(_segments(data))
         sections = _sections(data)
         symbols = _symbols(data, sections)
+        self.segments = tuple(_segments(data, _relocated(data, sections)))
         note = next(s for s in sections if s.kind == _SHT_NOTE)
         metadata = _note(data[note.offset : note.offset + note.size])
         self.kernels = {
@@ -148,12 +152,13 @@ class CodeObject:
         """
         for segment in self.segments:
             offset = address - segment.address
-            if 0 <= offset and offset + num_bytes <= len(segment.data):
+            if offset >= 0 and offset + num_bytes <= len(segment.data):
                 return segment.data[offset : offset + num_bytes]
         raise ValueError(f"{self.path}: nothing is loaded at {address:#x}")
 
 
-_SHT_SYMTAB, _SHT_NOTE, _SHT_DYNSYM = 2, 7, 11
+_SHT_SYMTAB, _SHT_RELA, _SHT_NOTE, _SHT_DYNSYM = 2, 4, 7, 11
+_R_AMDGPU_ABS64, _R_AMDGPU_RELATIVE64 = 3, 13
 
 
 @dataclass(frozen=True)
@@ -173,7 +178,24 @@ def _sections(data: bytes) -> list[_Section]:
     return sections
 
 
-def _segments(data: bytes) -> list[Segment]:
+def _relocated(data: bytes, sections: list[_Section]) -> dict[int, int]:
+    """Return the 64-bit words that the loader fills in, by address."""
+    words = {}
+    for section in sections:
+        if section.kind != _SHT_RELA:
+            continue
+        symbols = sections[section.link].offset
+        for at in range(section.offset, section.offset + section.size, 24):
+            place, kind, symbol, addend = struct.unpack_from("<QIIq", data, at)
+            if kind == _R_AMDGPU_ABS64:
+                addend += struct.unpack_from("<8xQ", data, symbols + 24 * symbol)[0]
+            elif kind != _R_AMDGPU_RELATIVE64:
+                raise ValueError(f"relocation of type {kind} is not supported")
+            words[place] = LOAD_BASE + addend
+    return words
+
+
+def _segments(data: bytes, relocated: dict[int, int]) -> list[Segment]:
     start, size, count = struct.unpack_from("<32xQ14xHH", data, 0)
     segments = []
     for k in range(count):
@@ -181,8 +203,11 @@ def _segments(data: bytes) -> list[Segment]:
             "<I4xQQ8xQQ", data, start + k * size
         )
         if kind == 1:  # PT_LOAD
-            loaded = data[offset : offset + in_file].ljust(in_memory, b"\0")
-            segments.append(Segment(address, loaded))
+            loaded = bytearray(data[offset : offset + in_file].ljust(in_memory, b"\0"))
+            for place, word in relocated.items():
+                if address <= place < address + in_memory:
+                    struct.pack_into("<Q", loaded, place - address, word)
+            segments.append(Segment(address, bytes(loaded)))
     return segments
 
 

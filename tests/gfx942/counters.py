@@ -54,7 +54,7 @@ class Counters:
         segments: Distinct 64-byte segments of memory instructions.
         waves: Waves started.
         workgroups: Workgroups started.
-        seconds: Time of the interpreter itself.
+        seconds: CPU time of the interpreter itself.
         uninitialised_reads: The first of these, each register once a wave.
     """
 
@@ -76,7 +76,7 @@ class Counters:
 
     @property
     def rate(self) -> float:
-        """Wave-instructions a second of the interpreter."""
+        """Wave-instructions a CPU second of the interpreter."""
         return self.instructions / max(self.seconds, 1e-9)
 
     @cached_property

@@ -14,7 +14,6 @@ import numpy as np
 from tests.gfx942.code_object import Argument, Kernel
 from tests.gfx942.memory_map import MemoryMap
 
-
 ALIGNMENT = 64
 """The runtime rounds the block up to this; compilers load past its end, and use nothing of it."""
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tests.gfx942 import binding, disassembly, faults, kernel_arguments
-from tests.gfx942.code_object import CodeObject, Kernel
+from tests.gfx942.code_object import LOAD_BASE, CodeObject, Kernel
 from tests.gfx942.counters import Counters, UninitialisedRead
 from tests.gfx942.decode import Decoder
 from tests.gfx942.disassembly import Line
@@ -63,9 +63,10 @@ class Machine:
             raise ValueError(f"no kernel {name!r}; there are {sorted(self.code.kernels)}") from None
 
     def instructions(self, name: str) -> list[Line]:
-        """Return the instructions of one kernel (or function), without the padding after its end."""
+        """Return the instructions of one kernel (or function), without the padding after its
+        end."""
         lines = [line for line in self.lines if line.symbol == name]
-        while lines and lines[-1].mnemonic in ("s_nop", "s_code_end"):
+        while lines and lines[-1].mnemonic == "s_nop":
             lines.pop()
         return lines
 
@@ -97,9 +98,9 @@ class Machine:
             grid: Workgroups in up to three dimensions (not threads).
             block: Threads of a workgroup in up to three dimensions.
             args: One value per argument of the kernel. A numpy array stands for a pointer to its
-                bytes and is written in place; ``Pointer(array, offset_bytes)`` points into one; None
-                is a null pointer. By-value arguments take a numpy scalar or bytes of the argument's
-                size, an int that fits it, or a float.
+                bytes and is written in place; ``Pointer(array, offset_bytes)`` points into one;
+                None is a null pointer. By-value arguments take a numpy scalar or bytes of the
+                argument's size, an int that fits it, or a float.
             wave_order: Of the waves of a workgroup, and of the workgroups. ``forward`` and
                 ``reverse`` run a wave up to a barrier before the next; ``random`` changes the
                 wave after each instruction.
@@ -118,7 +119,8 @@ class Machine:
         memory = MemoryMap()
         arguments = kernel_arguments.block(facts, args, shape, memory)
         for number, segment in enumerate(self.code.segments):
-            memory.add_fixed(f"segment {number} of the code object", segment.address, segment.data)
+            name = f"segment {number} of the code object"
+            memory.add_fixed(name, LOAD_BASE + segment.address, segment.data)
         memory.add_fixed("the kernel's arguments", _KERNARG_BASE, arguments.tobytes())
         packet = kernel_arguments.dispatch_packet(facts, shape, _KERNARG_BASE)
         memory.add_fixed("the dispatch packet", _PACKET_BASE, packet.tobytes())
@@ -133,7 +135,8 @@ class Machine:
             "instructions": self._records,
             "num_instructions": len(self.lines),
             "index_of_word": self._index_of_word,
-            "code_base": self._code_base,
+            "code_base": LOAD_BASE + self._code_base,
+            "load_base": LOAD_BASE,
             "code_words": len(self._index_of_word),
             "allocations": allocations,
             "num_allocations": len(allocations),
@@ -160,9 +163,9 @@ class Machine:
         for name, value in values.items():
             launch[0][name] = value.ctypes.data if isinstance(value, np.ndarray) else value
 
-        start = time.perf_counter()
+        start = time.thread_time()
         finished = self._core.run(launch)
-        seconds = time.perf_counter() - start
+        seconds = time.thread_time() - start
         if not finished:
             raise self._fault(launch[0], bytes(fault_text).partition(b"\0")[0].decode(), memory)
         workgroups = int(np.prod(shape.grid))

@@ -51,7 +51,7 @@ class MemoryMap:
         start = array.ctypes.data
         for buffer in self.buffers:
             offset = start - buffer.data.ctypes.data
-            if 0 <= offset and offset + array.nbytes <= buffer.data.nbytes:
+            if offset >= 0 and offset + array.nbytes <= buffer.data.nbytes:
                 return buffer.base + offset
             if -array.nbytes < offset < buffer.data.nbytes and array.nbytes:
                 raise ValueError(f"{name} overlaps {buffer.name}: pass the larger one first")

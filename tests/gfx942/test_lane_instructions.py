@@ -1,7 +1,7 @@
 """Instructions that move values between lanes, or between vector, accumulator and scalar registers.
 
-ISA guide: "AMD Instinct MI300 Instruction Set Architecture", chapter 12, sections VOP1, VOP3 and LDS.
-"""
+ISA guide: "AMD Instinct MI300 Instruction Set Architecture", chapter 12, sections VOP1, VOP3 and
+LDS."""
 
 import random
 
@@ -51,7 +51,9 @@ SWIZZLES = {
     "swizzle(SWAP,16)": lambda lane: lane ^ 16,
     "swizzle(REVERSE,8)": lambda lane: lane ^ 7,
     "swizzle(BROADCAST,4,1)": lambda lane: lane // 4 * 4 + 1,
-    'swizzle(BITMASK_PERM,"01pip")': lambda lane: lane & 32 | 8 | lane & 4 | (lane ^ 2) & 2 | lane & 1,
+    'swizzle(BITMASK_PERM,"01pip")': lambda lane: (
+        lane & 32 | 8 | lane & 4 | (lane ^ 2) & 2 | lane & 1
+    ),
 }
 TEXTS |= {
     pattern: f"ds_swizzle_b32 v20, v10 offset:{pattern}\n  s_waitcnt lgkmcnt(0)"

@@ -1,8 +1,8 @@
 """Each load, store and atomic, in each kind of memory, against its words in Python integers.
 
-ISA guide: "AMD Instinct MI300 Instruction Set Architecture", chapters 8 (scalar memory), 9 (buffers), 10
-(flat, global, scratch), 11 (data share) and 12 (Instructions), sections SMEM, LDS, MUBUF and FLAT.
-"""
+ISA guide: "AMD Instinct MI300 Instruction Set Architecture", chapters 8 (scalar memory), 9
+(buffers), 10 (flat, global, scratch), 11 (data share) and 12 (Instructions), sections SMEM, LDS,
+MUBUF and FLAT."""
 
 import random
 import struct
@@ -93,7 +93,9 @@ def added_bf16_pairs(old, operand, compared):
 
 def of_width(function):
     """An atomic on signed numbers of one width."""
-    return {bits: (lambda o, d, c, b=bits: function(signed(o, b), signed(d, b))) for bits in (32, 64)}
+    return {
+        bits: (lambda o, d, c, b=bits: function(signed(o, b), signed(d, b))) for bits in (32, 64)
+    }
 
 
 def same_of_all(function):
@@ -154,6 +156,9 @@ def all_programs():
     for parameters in existing_atomics():
         case, space, returns = parameters.values
         yield atomic_program(space, *case[:3], returns)
+    yield from (two_words_program(bits, st64) for bits in (32, 64) for st64 in (False, True))
+    for num_words in (1, 2, 4, 8, 16):
+        yield from scalar_load_programs(num_words)
     yield SWITCHED_OFF
 
 
@@ -176,9 +181,7 @@ def memory_of(vectors, lane):
 def load_program(space, name, lds_name, num_bytes):
     loaded = mnemonic(space, "load", name, f"read_{lds_name}")
     offset = 6 if num_bytes <= 2 else 4
-    return space.program(
-        space.access(loaded, registers(20, num_bytes), offset), read_back=False
-    )
+    return space.program(space.access(loaded, registers(20, num_bytes), offset), read_back=False)
 
 
 STORE_OFFSETS = {1: 3, 2: 2, 16: 0}
@@ -194,7 +197,9 @@ by_space = pytest.mark.parametrize("space", spaces.ALL, ids=lambda s: s.name)
 
 
 @by_space
-@pytest.mark.parametrize(("name", "lds_name", "num_bytes", "oracle"), LOADS, ids=lambda x: str(x)[:12])
+@pytest.mark.parametrize(
+    ("name", "lds_name", "num_bytes", "oracle"), LOADS, ids=lambda x: str(x)[:12]
+)
 def test_a_load_extends_its_bytes_and_keeps_what_it_does_not_write(
     batch, space, name, lds_name, num_bytes, oracle
 ):
@@ -211,10 +216,10 @@ def test_a_load_extends_its_bytes_and_keeps_what_it_does_not_write(
 
 
 @by_space
-@pytest.mark.parametrize(("name", "lds_name", "num_bytes", "shift"), STORES, ids=lambda x: str(x)[:12])
-def test_a_store_writes_its_bytes_and_no_others(
-    batch, space, name, lds_name, num_bytes, shift
-):
+@pytest.mark.parametrize(
+    ("name", "lds_name", "num_bytes", "shift"), STORES, ids=lambda x: str(x)[:12]
+)
+def test_a_store_writes_its_bytes_and_no_others(batch, space, name, lds_name, num_bytes, shift):
     offset = STORE_OFFSETS.get(num_bytes, 4)
     vectors = random_lanes(random.Random(name))
     found = run(batch, store_program(space, name, lds_name, num_bytes), vectors)
@@ -239,13 +244,16 @@ def atomic_program(space, name, lds_name, bits, returns):
     lds = space.name == "lds"
     if not (lds_name if lds else name):
         return None
-    operation = mnemonic(space, "atomic", name, lds_name % ("rtn_" if returns else "") if lds_name else "")
+    operation = mnemonic(
+        space, "atomic", name, lds_name % ("rtn_" if returns else "") if lds_name else ""
+    )
     if operation in NO_SUCH:
         return None
     num_bytes = bits // 8
     data = registers(20, num_bytes)
     if "cmp" in operation:
-        # Memory: the new value, then the one compared with. LDS: the other way round, in two operands.
+        # Memory: the new value, then the one compared with. LDS: the other way round, in two
+        # operands.
         data = f"{registers(22, num_bytes)}, {data}" if lds else registers(20, 2 * num_bytes)
         if bits == 32:
             data = "v21, v20" if lds else "v[20:21]"
@@ -297,7 +305,11 @@ def test_an_atomic_combines_memory_and_operand_and_may_return_the_old_value(
         def joined(first, lanes=lanes):
             return (lanes[first] | lanes[first + 1] << 32) & mask
 
-        old, operand, compared = joined(2), joined(8), joined(compared_at) if bits == 64 else lanes[9]
+        old, operand, compared = (
+            joined(2),
+            joined(8),
+            joined(compared_at) if bits == 64 else lanes[9],
+        )
         new = function(old, operand, compared) & mask
         result = int(found[0, lane]) | int(found[1, lane]) << 32
         if returns:
@@ -307,69 +319,76 @@ def test_an_atomic_combines_memory_and_operand_and_may_return_the_old_value(
             assert held & mask == new, f"lane {lane}: {old:#x}, {operand:#x}"
 
 
+def two_words_program(bits, st64):
+    stride = bits // 8
+    suffix = ("st64" if st64 else "") + f"_b{bits}"
+    first, second = ("v[10:11]", "v[12:13]") if bits == 64 else ("v10", "v12")
+    read = f"ds_read2{suffix} {registers(20, 2 * stride)}, v20 offset0:3 offset1:1"
+    lines = [
+        f"v_mul_u32_u24_e32 v3, {stride}, v0",
+        f"ds_write2{suffix} v3, {first}, {second} offset0:1 offset1:3",
+        "s_waitcnt lgkmcnt(0)",
+        "v_mov_b32_e32 v20, v3",  # the address register may be part of the result
+        read,
+    ]
+    return "\n  ".join(lines)
+
+
 @pytest.mark.parametrize("st64", [False, True], ids=["", "st64"])
 @pytest.mark.parametrize("bits", [32, 64])
-def test_two_words_of_lds_are_read_and_written_at_two_offsets(bits, st64):
+def test_two_words_of_lds_are_read_and_written_at_two_offsets(batch, bits, st64):
     """DS_READ2, DS_WRITE2: offsets count elements, or 64 of them."""
-    unit = bits // 8 * (64 if st64 else 1)
-    suffix = ("st64" if st64 else "") + f"_b{bits}"
     stride = bits // 8
-    second = "v[12:13]" if bits == 64 else "v12"
-    first = "v[10:11]" if bits == 64 else "v10"
-    program = "\n  ".join(
-        [
-            f"v_mul_u32_u24_e32 v3, {stride}, v0",
-            f"ds_write2{suffix} v3, {first}, {second} offset0:1 offset1:3",
-            "s_waitcnt lgkmcnt(0)",
-            # The address register may be the result.
-            f"v_mov_b32_e32 v20, v3\n  ds_read2{suffix} {registers(20, bits // 4)}, v20 "
-            "offset0:3 offset1:1",
-            "s_waitcnt lgkmcnt(0)",
-        ]
-    )
-    machine = bench.assembled([program], lds_bytes=64 * stride + 3 * unit)
+    unit = stride * (64 if st64 else 1)
     vectors = random_lanes(random.Random(bits))
-    found = bench.execute(machine, "k0", vectors)[0]
-    # Lane by lane: the last lane that wrote a place wins, and both writes of a lane are in order.
+    found = run(batch, two_words_program(bits, st64), vectors)
+    # All lanes write the first place, then all the second; in each the last lane wins.
     memory = {}
     for slot, k in ((1, 0), (3, 2)):
         for lane in range(64):
-            value = [int(x) for x in vectors[0, k : k + bits // 32, lane]]
-            memory[lane * stride + slot * unit] = value
+            memory[lane * stride + slot * unit] = vectors[0, k : k + bits // 32, lane].tolist()
     count = bits // 32
     for lane in range(64):
         expected = memory[lane * stride + 3 * unit] + memory[lane * stride + unit]
         assert found[: 2 * count, lane].tolist() == expected
 
 
-@pytest.mark.parametrize("num_words", [1, 2, 4, 8, 16])
-def test_scalar_loads_by_constant_and_by_register_offset(num_words):
-    """S_LOAD_DWORD and its like; S_BUFFER_LOAD gives 0 past the descriptor's size."""
+DESCRIPTOR_BYTES = 72
+
+
+def scalar_load_programs(num_words):
+    """By constant offset, by register, by both; then through a buffer descriptor of 72 bytes."""
     width = "dword" if num_words == 1 else f"dwordx{num_words}"
-    first = 64
-    out = f"s[{first}:{first + num_words - 1}]" if num_words > 1 else f"s{first}"
-    descriptor = ["s_mov_b32 s36, s8", "s_mov_b32 s37, s9", "s_movk_i32 s38, 72", "s_mov_b32 s39, 0"]
-    programs = [
+    last = 64 + num_words - 1
+    out = f"s[64:{last}]" if num_words > 1 else "s64"
+    size = f"s_movk_i32 s38, {DESCRIPTOR_BYTES}"
+    descriptor = f"s_mov_b32 s36, s8\n  s_mov_b32 s37, s9\n  {size}\n  s_mov_b32 s39, 0"
+    loads = [
         f"s_load_{width} {out}, s[8:9], 0x40",
         f"s_movk_i32 s11, 0x40\n  s_load_{width} {out}, s[8:9], s11",
         f"s_movk_i32 s11, 0x20\n  s_load_{width} {out}, s[8:9], s11 offset:0x20",
-        "\n  ".join([*descriptor, f"s_buffer_load_{width} {out}, s[36:39], 0x40"]),
-        "\n  ".join([*descriptor, "s_movk_i32 s11, 0x40", f"s_buffer_load_{width} {out}, s[36:39], s11"]),
+        f"{descriptor}\n  s_buffer_load_{width} {out}, s[36:39], 0x40",
+        f"{descriptor}\n  s_movk_i32 s11, 0x40\n  s_buffer_load_{width} {out}, s[36:39], s11",
     ]
-    last = first + num_words - 1
-    moved = ["s_waitcnt lgkmcnt(0)", f"s_mov_b32 s40, s{first}", f"s_mov_b32 s41, s{last}"]
-    moved += [f"s_mov_b32 s42, s{first + num_words // 2}"]
-    machine = bench.assembled(["\n  ".join([one, *moved]) for one in programs])
+    moved = ["s_waitcnt lgkmcnt(0)", "s_mov_b32 s40, s64", f"s_mov_b32 s41, s{last}"]
+    moved.append(f"s_mov_b32 s42, s{64 + num_words // 2}")
+    return ["\n  ".join([load, *moved]) for load in loads]
+
+
+@pytest.mark.parametrize("num_words", [1, 2, 4, 8, 16])
+def test_scalar_loads_by_constant_and_by_register_offset(batch, num_words):
+    """S_LOAD_DWORD and its like; S_BUFFER_LOAD gives 0 past the descriptor's size."""
     data = np.random.default_rng(num_words).integers(1, 1 << 32, (1, 64), dtype=np.uint32)
     data[0, bench.EXEC_INPUT : bench.EXEC_INPUT + 2] = 0xFFFFFFFF
-    for k in range(len(programs)):
+    for k, program in enumerate(scalar_load_programs(num_words)):
         loaded = data[0, 16 : 16 + num_words].tolist()
         if k >= 3:
-            loaded = [word if 64 + 4 * n < 72 else 0 for n, word in enumerate(loaded)]
-        found = bench.execute(machine, f"k{k}", np.zeros((1, 1, 64), np.uint32), data)[0]
+            within = (DESCRIPTOR_BYTES - 64) // 4
+            loaded = [word if n < within else 0 for n, word in enumerate(loaded)]
+        found = batch.run(program, np.zeros((1, 1, 64), np.uint32), data)
         expected = [loaded[0], loaded[-1], loaded[num_words // 2]]
         at = bench.SCALAR_OUTPUT
-        assert found[at : at + 3, 0].tolist() == expected, programs[k]
+        assert found[at : at + 3, 0].tolist() == expected, program
 
 
 SWITCHED_OFF = spaces.GLOBAL.program(
@@ -384,7 +403,8 @@ SWITCHED_OFF = spaces.GLOBAL.program(
 
 
 def test_lanes_that_exec_switches_off_touch_no_memory(batch):
-    """ISA guide, chapter 3.3: an access of a lane that is off does not happen, wherever it points."""
+    """ISA guide, chapter 3.3: an access of a lane that is off does not happen, wherever it
+    points."""
     vectors = random_lanes(random.Random(1))
     found = run(batch, SWITCHED_OFF, vectors)
     expected = np.where(np.arange(64) < 5, vectors[0, 8], vectors[0, 0])

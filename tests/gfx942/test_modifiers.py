@@ -201,8 +201,8 @@ listed(*(packed_move(*picks) for picks in PICKS))
 
 @pytest.mark.parametrize("picks", PICKS)
 def test_v_pk_mov_takes_a_word_of_each_source(results, picks):
-    """V_PK_MOV_B32: op_sel[0] picks the word of source 0 for the low result, op_sel[1] that of source 1
-    for the high one. (LLVM copies a pair of registers with op_sel:[0,1].)"""
+    """V_PK_MOV_B32: op_sel[0] picks the word of source 0 for the low result, op_sel[1] that of
+    source 1 for the high one. (LLVM copies a pair of registers with op_sel:[0,1].)"""
     vectors = lanes_of("u32", 4)
     (found,) = results([packed_move(*picks)], vectors)
     np.testing.assert_array_equal(found[0], vectors[0, picks[0]])
@@ -361,8 +361,8 @@ listed(*(dpp(control, masks, zero) for control in DPP for masks in MASKS for zer
 @pytest.mark.parametrize("zero", [False, True], ids=["keep", "bound_ctrl"])
 @pytest.mark.parametrize("masks", MASKS, ids=["all", "masked"])
 def test_dpp_reads_another_lane_and_leaves_out_who_has_none(results, control, zero, masks):
-    """A lane whose source is out of range or switched off keeps its register, or reads 0 if bound_ctrl
-    is set; a lane outside the row or bank mask keeps its register."""
+    """A lane whose source is out of range or switched off keeps its register, or reads 0 if
+    bound_ctrl is set; a lane outside the row or bank mask keeps its register."""
     rows, banks = masks
     vectors = lanes_of("u32", control)
     active = random.Random(control).getrandbits(64) | 1 << 31

@@ -96,9 +96,7 @@ def test_lanes_of_one_wave_leave_a_loop_at_different_times(order, seed):
     starts[:3] = 1, 2, 27
     steps = np.zeros(320, np.uint32)
     arguments = [starts, steps, 300, 150]
-    program("divergence").launch(
-        "collatz", (2,), (160,), arguments, wave_order=order, seed=seed
-    )
+    program("divergence").launch("collatz", (2,), (160,), arguments, wave_order=order, seed=seed)
     assert steps[:300].tolist() == [collatz_steps(int(n), 150) for n in starts]
     assert not steps[300:].any()
 
@@ -336,8 +334,10 @@ def test_8_bit_floats_are_widened_and_narrowed():
 
 def test_narrow_loads_extend_by_sign_or_zero():
     rng = np.random.default_rng(19)
-    arrays = [rng.integers(np.iinfo(t).min, np.iinfo(t).max, 64, dtype=t, endpoint=True)
-              for t in (np.int8, np.uint8, np.int16, np.uint16)]
+    arrays = [
+        rng.integers(np.iinfo(t).min, np.iinfo(t).max, 64, dtype=t, endpoint=True)
+        for t in (np.int8, np.uint8, np.int16, np.uint16)
+    ]
     out = np.zeros((64, 4), np.int32)
     program("narrow_access").launch("widen", (1,), (64,), [*arrays, out])
     np.testing.assert_array_equal(out, np.stack(arrays, 1).astype(np.int32))

@@ -1,8 +1,7 @@
 """Each instruction of the vector unit against its oracle, on corners and random values.
 
-ISA guide: "AMD Instinct MI300 Instruction Set Architecture", chapter 12, sections VOP1, VOP2, VOP3A,
-VOP3B, VOP3P and VOPC; the oracles cite the words they follow.
-"""
+ISA guide: "AMD Instinct MI300 Instruction Set Architecture", chapter 12, sections VOP1, VOP2,
+VOP3A, VOP3B, VOP3P and VOPC; the oracles cite the words they follow."""
 
 import random
 

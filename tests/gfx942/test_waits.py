@@ -1,9 +1,8 @@
 """A register that a load writes must not be used before an s_waitcnt that covers the load.
 
-ISA guide: "AMD Instinct MI300 Instruction Set Architecture", chapter 4.4 (data dependency resolution):
-VM_CNT counts vector memory instructions, which return in order; LGKM_CNT counts LDS, in order, and
-scalar memory, in any order; flat instructions count in both.
-"""
+ISA guide: "AMD Instinct MI300 Instruction Set Architecture", chapter 4.4 (data dependency
+resolution): VM_CNT counts vector memory instructions, which return in order; LGKM_CNT counts LDS,
+in order, and scalar memory, in any order; flat instructions count in both."""
 
 import numpy as np
 import pytest
@@ -54,7 +53,10 @@ TOO_EARLY = {
     "a load after a store": (STORE, lines(LOAD, "s_waitcnt vmcnt(1)", USE)),
     "the wrong counter": (LOAD, lines("s_waitcnt lgkmcnt(0)", USE)),
     "the export counter": (LOAD, lines("s_waitcnt expcnt(0)", USE)),
-    "the younger LDS load": (lines(FILL, LDS_LOAD), lines(LDS_LOAD_2, "s_waitcnt lgkmcnt(1)", USE_2)),
+    "the younger LDS load": (
+        lines(FILL, LDS_LOAD),
+        lines(LDS_LOAD_2, "s_waitcnt lgkmcnt(1)", USE_2),
+    ),
     "an LDS load beside a scalar one": (
         lines(FILL, LDS_LOAD),
         lines(SCALAR_LOAD, "s_waitcnt lgkmcnt(1)", USE),

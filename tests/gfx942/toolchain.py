@@ -102,7 +102,7 @@ def assemble(text: str) -> Path:
     def make(out: Path) -> None:
         source = out.with_suffix(".s")
         source.write_text(text)
-        flags = ["--target=amdgcn-amd-amdhsa", "-mcpu=gfx942", "-nogpulib"]
+        flags = ["--target=amdgcn-amd-amdhsa", "-mcpu=gfx942"]
         run([tool("clang"), *flags, source, "-o", out])
         source.unlink()
 

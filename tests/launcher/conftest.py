@@ -1,14 +1,13 @@
 """A stand-in HIP runtime in this process, and the launcher on it, through either binding."""
 
 import pytest
-import torch
 
 from sglang_mi300a import code_objects
-from sglang_mi300a.launcher import binding, kernels, native_build, owners
+from sglang_mi300a.launcher import binding, native_build
 from tests import repository
-from tests.launcher import sample, standin
+from tests.launcher import sample
 
-HOST = torch.device("cpu")
+# torch is imported by the fixtures that need it: what needs none is tested without it, too.
 
 
 @pytest.fixture(scope="session")
@@ -19,25 +18,17 @@ def launcher_folder():
     return code_objects.compiled_folder("launcher")
 
 
-@pytest.fixture(scope="session")
-def mapped_standin(tmp_path_factory):
-    """The stand-in runtime, mapped once: a process has one HIP runtime."""
+@pytest.fixture
+def hip():
+    """The stand-in runtime, as new; launches are executed as gfx942 machine code."""
+    import torch
+
+    from tests.launcher import standin
+
     if torch.version.hip is not None:
         pytest.skip("this torch has a HIP runtime of its own")
-    return standin.StandIn(standin.library(tmp_path_factory.mktemp("standin")))
-
-
-@pytest.fixture
-def hip(mapped_standin):
-    """The stand-in runtime, as new; launches are executed as gfx942 machine code."""
-    mapped_standin.reset()
-    mapped_standin.execute_machine_code()
-    kernels.observers.append(mapped_standin.note_buffers)
-    yield mapped_standin
-    kernels.observers.remove(mapped_standin.note_buffers)
-    kernels._modules.clear()
-    owners.release()
-    assert mapped_standin.faults == []
+    with standin.fresh() as fresh:
+        yield fresh
 
 
 @pytest.fixture(params=["ctypes", "pybind11"])
@@ -53,4 +44,8 @@ def through(request, hip, launcher_folder):
 @pytest.fixture
 def module(through):
     """The sample kernels, loaded."""
-    return kernels.load(sample.code(), HOST, through)
+    import torch
+
+    from sglang_mi300a.launcher import kernels
+
+    return kernels.load(sample.code(), torch.device("cpu"), through)

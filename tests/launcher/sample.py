@@ -1,14 +1,18 @@
 """Small kernels of these tests (programs/sample): compiled, declared, and what they compute."""
 
+from __future__ import annotations
+
 from functools import cache
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from sglang_mi300a import code_objects
 from sglang_mi300a.launcher import toolchain
 from sglang_mi300a.launcher.signature import Buffer, Scalar, Signature
 from tests.gfx942 import toolchain as products
+
+if TYPE_CHECKING:
+    import torch
 
 CSRC = Path(__file__).parent / "programs"
 ROOM = "sample"
@@ -76,9 +80,9 @@ def workgroups(num_elements: int) -> tuple[int]:
 
 def scaled_rows(x: torch.Tensor, row_scale: torch.Tensor, factor: float) -> torch.Tensor:
     """Return what ``scale_rows`` computes, bit for bit: two roundings in the same order."""
-    return x * row_scale[:, None] * torch.tensor(factor)
+    return x * row_scale[:, None] * x.new_tensor(factor)
 
 
 def table_added(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Return what ``add_table`` computes, bit for bit."""
-    return x + table[torch.arange(len(x)) % len(table)]
+    return x + table.repeat(-(-len(x) // len(table)))[: len(x)]

@@ -1,12 +1,17 @@
 """The stand-in HIP runtime from Python: tensors on its memory, captures, and who executes a launch.
 
-    hip.execute_machine_code()          # launches run the code object's instructions, interpreted
-    x = hip.empty((4, 64))              # freed, and poisoned, with its last reference
-    with hip.capture() as graph: ...
-    graph.replay()
+    with standin.fresh() as hip:
+        x = hip.empty((4, 64))
+        with hip.capture() as graph: ...
+        graph.replay()
+
+The tensor's memory is freed, and poisoned, with its last reference. Launches run the code object's
+instructions, interpreted (``tests/gfx942``), on the very tensors that the kernel was given.
 """
 
+import atexit
 import ctypes
+import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sglang_mi300a.launcher import kernels, streams
+from sglang_mi300a.launcher import kernels, owners, streams
 from tests.gfx942 import toolchain as products
 from tests.gfx942.kernel_arguments import Pointer
 from tests.gfx942.machine import Machine
@@ -91,6 +96,34 @@ def library(folder: Path, flags: Sequence[str] = (), soname: str = FILE) -> Path
     path = folder / soname
     path.write_bytes(built.read_bytes())
     return path
+
+
+@cache
+def mapped() -> "StandIn":
+    """Return the stand-in that is mapped into this process: there is one, as of any HIP runtime."""
+    folder = tempfile.TemporaryDirectory(prefix="standin-hip-")
+    atexit.register(folder.cleanup)
+    return StandIn(library(Path(folder.name)))
+
+
+@contextmanager
+def fresh() -> Iterator["StandIn"]:
+    """Give the stand-in as new, executing machine code; forget afterwards what was loaded on it.
+
+    Raises:
+        AssertionError: A launch failed while executing, and nobody looked at ``faults``.
+    """
+    hip = mapped()
+    hip.reset()
+    hip.execute_machine_code()
+    kernels.observers.append(hip.note_buffers)
+    try:
+        yield hip
+    finally:
+        kernels.observers.remove(hip.note_buffers)
+        kernels._modules.clear()
+        owners.release()
+    assert hip.faults == []
 
 
 @cache

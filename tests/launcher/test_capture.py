@@ -9,7 +9,8 @@ from sglang_mi300a.errors import UserError
 from sglang_mi300a.launcher import kernels, owners, streams
 from sglang_mi300a.launcher.failure import LauncherError
 from tests.launcher import sample, standin
-from tests.launcher.conftest import HOST
+
+HOST = torch.device("cpu")
 
 
 def add_table(through, x, table, out):
@@ -36,6 +37,18 @@ def test_a_captured_launch_runs_when_the_graph_is_replayed_and_not_before(throug
         x.normal_()
         graph.replay()
         assert torch.equal(out, sample.table_added(x, table))
+
+
+def test_a_stream_that_is_given_is_taken_instead_of_the_current_one(module, hip, tensors):
+    x, table, out = tensors
+    kernel = module.kernel(sample.ADD_TABLE)
+    stream = hip.stream()
+    hip.begin_capture(stream)
+    kernel.launch((2,), (x, table, out, 300, 7), stream=stream)
+    assert hip.end_capture(stream)[0] == 0
+    assert hip.launches == []
+    with pytest.raises(LauncherError, match="invalid resource handle"):
+        kernel.launch((2,), (x, table, out, 300, 7), stream=12345)
 
 
 def captured_and_forgotten(through, hip):
@@ -99,9 +112,11 @@ def test_what_is_released_is_freed(module, through, hip):
 def test_a_launch_does_nothing_that_spoils_a_capture(module, through, hip, tensors):
     kernel = module.kernel(sample.ADD_TABLE)  # looked up before, as at start-up
     x, table, out = tensors
-    with hip.capture():  # asserts at its end that the capture is sound
+    with hip.capture() as graph:  # its end fails if the capture was spoilt
         for _ in range(5):
             kernel.launch(sample.workgroups(300), (x, table, out, 300, 7))
+    graph.replay()
+    assert len(hip.launches) == 5
 
 
 @pytest.mark.parametrize(

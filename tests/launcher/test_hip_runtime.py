@@ -30,7 +30,10 @@ def opened():
         return [type(error).__name__, str(error)]
 """
 OPEN = "say(opened())"
-MAP_FIRST_THEN_OPEN = "ctypes.CDLL(paths[0])\nsay(opened())"
+MAP_FIRST_THEN_OPEN = """
+library = ctypes.CDLL(paths[0])
+say([*opened(), library.mi300aStandinCalls(b"hipInit")])
+"""
 MAP_ALL_THEN_OPEN = "for path in paths: ctypes.CDLL(path)\nsay(opened())"
 FAIL_AT_FIRST = """
 library = ctypes.CDLL(paths[0])
@@ -107,7 +110,7 @@ def test_version_7_is_taken_before_version_6(run, runtimes, where, file):
 
 def test_the_runtime_that_is_mapped_is_taken_before_any_on_the_path(run, runtimes):
     mapped = runtimes["torch"] / "libamdhip64.so"
-    assert run(MAP_FIRST_THEN_OPEN, mapped, on_path=runtimes["both"]) == [str(mapped), True]
+    assert run(MAP_FIRST_THEN_OPEN, mapped, on_path=runtimes["both"]) == [str(mapped), True, 1]
 
 
 def test_two_mapped_runtimes_are_refused_by_name(run, runtimes):
@@ -174,9 +177,8 @@ def test_a_core_of_another_version_is_refused(launcher_folder, tmp_path):
     names = ctypes_binding._PARAMETERS
     source = tmp_path / "other.c"
     source.write_text("".join(f"int {name}(void) {{ return 999; }}\n" for name in names))
-    products.run(
-        [products.tool("g++"), "-x", "c", "-shared", source, "-o", tmp_path / native_build.CORE_FILE]
-    )
+    core = tmp_path / native_build.CORE_FILE
+    products.run([products.tool("g++"), "-x", "c", "-shared", source, "-o", core])
     with pytest.raises(UserError, match="found interface version 999, this package has 1"):
         binding.open_binding(tmp_path)
 

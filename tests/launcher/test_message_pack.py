@@ -16,7 +16,7 @@ def encoded(value):
     if isinstance(value, bool):
         return b"\xc3" if value else b"\xc2"
     if isinstance(value, int):
-        return b"\xd3" + struct.pack(">q", value) if value < 0 else b"\xcf" + struct.pack(">Q", value)
+        return struct.pack(">Bq", 0xD3, value) if value < 0 else struct.pack(">BQ", 0xCF, value)
     if isinstance(value, str):
         data = value.encode()
         return b"\xdb" + struct.pack(">I", len(data)) + data

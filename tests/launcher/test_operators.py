@@ -66,10 +66,10 @@ def test_an_operator_writes_what_it_says_it_mutates(add):
 
 def test_torch_finds_schema_fake_and_body_to_agree(scale, add):
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    passed = torch.library.opcheck(scale, (torch.randn(3, 5), torch.randn(3), 0.5), test_utils=checks)
-    passed |= torch.library.opcheck(
-        add, (torch.randn(9), torch.randn(2), torch.empty(9)), test_utils=checks
-    )
+    of_scale = (torch.randn(3, 5), torch.randn(3), 0.5)
+    of_add = (torch.randn(9), torch.randn(2), torch.empty(9))
+    passed = torch.library.opcheck(scale, of_scale, test_utils=checks)
+    passed |= torch.library.opcheck(add, of_add, test_utils=checks)
     assert set(passed.values()) == {"SUCCESS"}
 
 
@@ -142,4 +142,3 @@ def test_mutating_what_is_no_parameter_is_refused():
     with pytest.raises(ValueError, match="nothing"):
         operators.define("test_wrong", scaled, fake=scaled_fake, mutates=["nothing"])
     assert "test_wrong" not in operators.schemas()
-

@@ -2,6 +2,7 @@
 
 import configparser
 import json
+import re
 import tarfile
 import zipfile
 
@@ -33,8 +34,14 @@ def test_the_wheel_holds_the_package_and_the_data_folders_and_nothing_else(built
         for name in built.files
         if name.startswith(("tuning_tables/", "patches/"))
     }
+    made = {
+        "sglang_mi300a/supported.json",
+        "sglang_mi300a/code_objects/moe.gfx942.co",
+        "sglang_mi300a/code_objects/moe.gfx942.json",
+        "sglang_mi300a/launcher/libsglang_mi300a_launcher.so",
+    }
     inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert inside == package | data | {"sglang_mi300a/supported.json"}
+    assert inside == package | data | made
 
 
 def test_presets_pins_and_stand_ins_are_in_the_wheel(wheel):
@@ -51,7 +58,8 @@ def test_the_source_archive_holds_every_file_of_the_repository(built):
 
 
 def test_the_wheel_runs_on_any_python_that_it_admits(built, metadata):
-    assert built.wheel.name == f"sglang_mi300a-{shipped.version()}-py3-none-any.whl"
+    tag = "py3-none-manylinux_2_[0-9]+_x86_64"
+    assert re.fullmatch(f"sglang_mi300a-{shipped.version()}-{tag}.whl", built.wheel.name)
     assert metadata["Requires-Python"] == shipped.supported()["python"]
 
 

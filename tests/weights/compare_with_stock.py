@@ -31,6 +31,7 @@ class Case:
         pad_heads: Pad heads as SGLang's CPU engine does before it loads.
         skip_buffers: Leave out the step that recomputes buffers (a control that must differ).
         gate_refuses: Let the gate before the first byte refuse.
+        other_fails: At which agreement of the ranks another one reports a failure; 0 for never.
         options: Options of our loader.
     """
 
@@ -45,6 +46,7 @@ class Case:
     pad_heads: bool = False
     skip_buffers: bool = False
     gate_refuses: bool = False
+    other_fails: int = 0
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -57,8 +59,10 @@ class Result:
         num_buffers: Those among them that are buffers.
         different: Names of those that are not, or that only one model has.
         lent_is_zero: Whether our draft's embedding and head are zero.
+        quantised_draft: Whether our draft's experts are MXFP4 parameters.
         after_load: What the callback after the load was told.
         error: What our loader refused with, or "".
+        refusals: What the callback of a refusal was told.
         report: Our loader's report.
     """
 
@@ -66,8 +70,10 @@ class Result:
     num_buffers: int = 0
     different: list[str] = field(default_factory=list)
     lent_is_zero: bool = True
+    quantised_draft: bool = False
     after_load: list[Any] = field(default_factory=list)
     error: str = ""
+    refusals: list[str] = field(default_factory=list)
     report: dict[str, Any] = field(default_factory=dict)
 
 
@@ -124,6 +130,9 @@ class _Stock:
         from sglang_mi300a.weights.stock import PrivateModelLoader
 
         told: list[Any] = []
+        refusals: list[str] = []
+        PrivateModelLoader.on_refusal = refusals.append
+        PrivateModelLoader.all_gather = _Ranks(case.other_fails)
         PrivateModelLoader.before_first_byte = _refuse if case.gate_refuses else None
         PrivateModelLoader.after_load = lambda model, is_draft: told.append(is_draft)
         with self._as_rank(case):
@@ -131,7 +140,7 @@ class _Stock:
             try:
                 ours = self._load(case, case.directory, "private", case.options)
             except UserError as error:
-                return Result(error=str(error), after_load=told)
+                return Result(error=str(error), after_load=told, refusals=refusals)
         result = _compare(theirs, ours, case.part == "draft") if theirs is not None else Result()
         result.after_load = told
         result.report = asdict(PrivateModelLoader.reports[case.part])
@@ -191,6 +200,19 @@ class _Stock:
             stock._recompute_buffers = recompute
 
 
+class _Ranks:
+    """Stands in for the exchange between this rank and a second one."""
+
+    def __init__(self, fails_at: int) -> None:
+        self._fails_at = fails_at
+        self._calls = 0
+
+    def __call__(self, mine: Any) -> list[Any]:
+        self._calls += 1
+        failure = ("a part", "not readable", "a file", "copy it again")
+        return [mine, failure if self._calls == self._fails_at else None]
+
+
 def _refuse() -> None:
     from sglang_mi300a.errors import UserError
 
@@ -202,6 +224,7 @@ def _compare(theirs: Any, ours: Any, is_draft: bool) -> Result:
     left, right = _tensors(theirs), _tensors(ours)
     lent = {"model.embed_tokens.weight", "lm_head.weight"} if is_draft else set()
     buffers = {name for name, _ in theirs.named_buffers()}
+    result.quantised_draft = is_draft and "model.layers.0.mlp.experts.w2_weight_scale" in right
     result.lent_is_zero = all(bool((right[name] == 0).all()) for name in lent)
     for name in sorted(({*left, *right}) - lent):
         if name not in left or name not in right or not _same(left[name], right[name]):

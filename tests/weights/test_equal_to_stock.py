@@ -12,10 +12,11 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
+from sglang_mi300a import artifact_manifest, mxfp4
 from sglang_mi300a.tiny_model import make_tiny_model
 from sglang_mi300a.weights import artifact
 from sglang_mi300a.weights.plan import num_rows
@@ -81,6 +82,29 @@ class Models:
         save_file(tensors, path / "model.safetensors")
         return path
 
+    def quantised_draft(self, source, exclude):
+        """A copy whose MTP experts are MXFP4, with another exclude list of its configuration."""
+        path = self.directory / f"{source.name}-quantised-draft-{exclude.__name__}"
+        if path.exists():
+            return path
+        import torch
+        from safetensors.torch import load_file, save_file
+
+        shutil.copytree(source, path)
+        edit_config(lambda config: exclude(config["quantization_config"]["exclude"]))(path)
+        index = path / "model.safetensors.index.json"
+        weight_map = json.loads(index.read_text())["weight_map"]
+        for file in sorted(path.glob("*.safetensors")):
+            tensors = load_file(file)
+            for name in [n for n in tensors if n.startswith("mtp.") and ".mlp.experts." in n]:
+                packed, scales = mxfp4.quantise(tensors[name].float().numpy())
+                tensors[name] = torch.from_numpy(packed)
+                tensors[f"{name}_scale"] = torch.from_numpy(scales)
+                weight_map[f"{name}_scale"] = file.name
+            save_file(tensors, file)
+        index.write_text(json.dumps({"weight_map": weight_map}))
+        return path
+
     def artifact(self, checkpoint, tp, ep=1, **options):
         suffix = "".join(f"-{key}={value}" for key, value in options.items())
         out = self.directory / f"{checkpoint.name}-tp{tp}-ep{ep}{suffix}"
@@ -95,6 +119,21 @@ class Models:
             shutil.copytree(directory, copy)
             edit(copy)
         return copy
+
+
+def as_it_was(exclude):
+    """Leave every mtp.* module in the list, as a checkpoint with a bf16 draft has it."""
+
+
+def all_but_experts(exclude):
+    """Name the draft's modules so that stock quantises its experts and nothing else."""
+    exclude[:] = [name for name in exclude if not name.startswith("mtp.")]
+    exclude.append(r"re:mtp\..*(self_attn|mlp\.gate|shared_expert|fc)")
+
+
+def nothing_of_the_draft(exclude):
+    """Leave the draft's modules out."""
+    exclude[:] = [name for name in exclude if not name.startswith("mtp.")]
 
 
 def ranks(checkpoint, directory, tp, ep=1, **rest):
@@ -122,6 +161,7 @@ def equal_cases(models):
     cases["padded heads, artifact"] = ranks(text, padded, 4, pad_heads=True)
     cases["padded heads, checkpoint"] = ranks(text, text, 4, pad_heads=True)
     cases["heads that need no padding"] = ranks(text, models.artifact(text, 2), 2, pad_heads=True)
+    two = models.artifact(visual, 2)
     thin = models.artifact(visual, 2, text_only=True)
     cases["text only, artifact"] = ranks(visual, thin, 2, text_only=True)
     cases["text only, checkpoint"] = ranks(visual, visual, 2, text_only=True)
@@ -129,7 +169,21 @@ def equal_cases(models):
         cases[f"float32 norms, stacked draft experts, {name}"] = ranks(exotic, directory, 2)
         # Nothing is rounded on the way into an artifact: float32 serving gets all bits of it.
         cases[f"served at float32, {name}"] = ranks(exotic, directory, 2, dtype="float32")
+    # A draft with MXFP4 experts. Stock builds one where the exclude list is written for it; ours
+    # goes by what is stored, whatever that list says.
+    for_stock = models.quantised_draft(text, all_but_experts)
+    for tp, ep in ((1, 1), (2, 1), (4, 4)):
+        made = models.artifact(text, tp, ep, draft_experts="mxfp4")
+        cases[f"quantised draft, artifact tp{tp} ep{ep}"] = ranks(for_stock, made, tp, ep)
+    as_found = models.quantised_draft(text, as_it_was)
+    cases["quantised draft, checkpoint"] = ranks(for_stock, as_found, 2)
+    made = models.artifact(as_found, 2)
+    cases["quantised draft in the checkpoint, artifact"] = ranks(for_stock, made, 2)
+    unlisted = models.damaged(text, "unlisted-draft", edit_config(unlist_the_draft))
+    cases["bf16 draft that no list excludes, checkpoint"] = ranks(text, unlisted, 2)
     one = models.artifact(visual, 1)
+    straight = {"read_into_parameters": True}
+    cases["straight into the parameters, artifact"] = ranks(visual, two, 2, options=straight)
     tight = {"ring_bytes": 1 << 20, "threads": 2, "verify": "sample"}
     cases["small ring"] = ranks(visual, one, 1, options=tight)
     return cases
@@ -144,6 +198,21 @@ def flip_a_bit(directory):
     path.write_bytes(content)
 
 
+def sign(**changes):
+    """Change what a manifest says, and its own checksum with it."""
+
+    def edit(directory):
+        manifest = replace(artifact_manifest.read(directory), **changes)
+        (directory / artifact_manifest.NAME).write_text(manifest.render())
+
+    return edit
+
+
+def next_version(directory):
+    path = directory / artifact_manifest.NAME
+    path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
+
+
 def edit_config(change):
     def edit(directory):
         path = directory / "config.json"
@@ -152,6 +221,10 @@ def edit_config(change):
         path.write_text(json.dumps(config))
 
     return edit
+
+
+def unlist_the_draft(config):
+    nothing_of_the_draft(config["quantization_config"]["exclude"])
 
 
 REFUSED = {
@@ -165,9 +238,13 @@ REFUSED = {
     "other sizes": "sizes of the model.*own config.json",
     "experts built unquantised": "has no place for 8 parameters, first .*w13_weight_scale",
     "other sglang": "SGLang: ==0.4.0; supported: SGLang: 0.5",
+    "other layout": r"layout: stream/9; supported: layout: plain/1.*shard-weights again",
+    "other version of the format": "version 2; supported: .*version 1",
     "unknown option": "found pattern",
     "no weights": "no .*.safetensors",
     "gate before the first byte": "gate 1: found a dead",
+    "another rank cannot open its files": "^rank 1: a part: found not readable",
+    "another rank cannot read its files": "^rank 1: a part: found not readable",
 }
 """Words of each refusal."""
 
@@ -199,9 +276,13 @@ def refused_cases(models):
         "other sizes": case(fewer),
         "experts built unquantised": case(plain),
         "other sglang": case(models.artifact(visual, 2, sglang="==0.4.0")),
+        "other layout": case(models.damaged(two, "layout", sign(layout="stream/9"))),
+        "other version of the format": case(models.damaged(two, "version", next_version)),
         "unknown option": case(two, options={"pattern": "x"}),
         "no weights": case(bare),
         "gate before the first byte": case(bare, gate_refuses=True),
+        "another rank cannot open its files": case(two, other_fails=1),
+        "another rank cannot read its files": case(two, other_fails=2),
     }
 
 
@@ -256,6 +337,13 @@ EQUAL = (
     "served at float32, artifact",
     "served at float32, checkpoint",
     "small ring",
+    "quantised draft, artifact tp1 ep1",
+    "quantised draft, artifact tp2 ep1",
+    "quantised draft, artifact tp4 ep4",
+    "quantised draft, checkpoint",
+    "quantised draft in the checkpoint, artifact",
+    "bf16 draft that no list excludes, checkpoint",
+    "straight into the parameters, artifact",
 )
 
 
@@ -270,6 +358,10 @@ def test_every_tensor_is_equal_on_every_rank(results, name):
         assert result["lent_is_zero"], case
         assert result["after_load"] == [case.part == "draft"], case
         assert result["report"]["origin"] in name or name.startswith(("small", "heads")), case
+        assert result["report"]["is_straight"] == name.startswith("straight"), case
+        assert result["quantised_draft"] == (
+            name.startswith("quantised draft") and case.part == "draft"
+        ), case
 
 
 def test_leaving_buffers_out_would_be_noticed(results):
@@ -284,6 +376,9 @@ def test_what_does_not_belong_together_is_refused(results, name):
     _, (result,) = results[name]
     assert re.search(REFUSED[name], result["error"]), result["error"]
     assert result["after_load"] == []
+    # The gate and bad options speak for themselves; the rest goes into the rank's boot report.
+    speaks_for_itself = name in ("unknown option", "gate before the first byte")
+    assert result["refusals"] == ([] if speaks_for_itself else [result["error"]])
 
 
 def test_every_case_is_looked_at(results):

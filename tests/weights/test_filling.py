@@ -3,17 +3,21 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from sglang_mi300a import layout
+from sglang_mi300a import artifact_manifest, layout
+from sglang_mi300a.artifact_manifest import FileFacts, TensorFacts
 from sglang_mi300a.errors import UserError
 from sglang_mi300a.layout import PLAIN, ExpertTensor
 from sglang_mi300a.weights import artifact, checkpoint, filling, model_sizes, plan
 from sglang_mi300a.weights.loader_options import LoaderOptions
+from sglang_mi300a.weights.part_files import PartFile
 from sglang_mi300a.weights.plan import Placement
-from sglang_mi300a.weights.steps import groups
+from sglang_mi300a.weights.steps import Stored, groups
+from tests.weights.checkpoints import SMALL_TEXT
 from tests.weights.conftest import ArraySink, make_checkpoint, shard
 
 SMALL_RING = LoaderOptions(ring_bytes=2 * (80 << 10), threads=2)
@@ -66,6 +70,50 @@ def test_an_artifact_is_read_to_the_byte(small_tp2):
     assert report.num_verified_bytes == report.num_bytes
 
 
+def straight_into_memory(directory, rank, part, options=SMALL_RING):
+    found = artifact.read(directory)
+    tensors = artifact.check_files(found, rank, part)
+    sink = ArraySink(tensors, is_straight=True)
+    return sink.bytes, filling.from_artifact(found, tensors, sink, options)
+
+
+@pytest.mark.parametrize("part", ["target", "draft"])
+def test_reading_straight_into_memory_gives_the_same_bytes(small_tp2, part):
+    through_buffers, report = loaded_from_artifact(small_tp2, 1, part)
+    straight, other = straight_into_memory(small_tp2, 1, part)
+    assert all(np.array_equal(data, straight[name]) for name, data in through_buffers.items())
+    assert (report.is_straight, other.is_straight) == (False, True)
+    assert other.num_bytes == other.num_verified_bytes == report.num_bytes
+    assert other.num_direct_files == 0
+
+
+def test_progress_is_told_to_the_byte(small, small_tp2):
+    found = artifact.read(small_tp2)
+    tensors = artifact.check_files(found, 0, "target")
+    told = []
+    filling.from_artifact(found, tensors, ArraySink(tensors), SMALL_RING, told.append)
+    assert sum(told) == sum(tensor.size for tensor in tensors)
+    assert len(told) >= len(tensors)
+
+
+def test_the_report_in_words_has_bytes_seconds_rate_and_memory(small_tp2):
+    _, report = loaded_from_artifact(small_tp2, 0, "target")
+    words = replace(report, num_bytes=4_000_000_000, seconds=2.0, peak_extra_bytes=3 << 20)
+    assert "4.000 GB in 2.0 s (2.00 GB/s), 3 MiB of buffers at most" in words.in_words()
+    assert "\n" not in words.in_words()
+
+
+def test_buffers_are_what_a_load_needs_beyond_what_it_fills(tmp_path):
+    """16 MiB of ring at most; the 60 MB that are filled do not count, nor what was there before."""
+    text = {**SMALL_TEXT, "hidden_size": 512, "vocab_size": 30_000, "num_experts": 2}
+    shard(make_checkpoint(tmp_path / "m", text=text, mtp=False), tmp_path / "out", tp=1)
+    options = LoaderOptions(ring_bytes=16 << 20, threads=2)
+    _, report = loaded_from_artifact(tmp_path / "out", 0, "target", options)
+    assert report.num_bytes > 55 << 20
+    # Less where a read is shorter than its buffer; more by what threads allocate for themselves.
+    assert 4 << 20 < report.peak_extra_bytes < 24 << 20
+
+
 @pytest.fixture
 def damaged(small_tp2, tmp_path):
     """An artifact with one bit flipped in the largest tensor of rank 1."""
@@ -84,6 +132,12 @@ def test_a_flipped_bit_is_found_while_loading(damaged, verify):
     options = LoaderOptions(verify=verify)  # a sample holds every tensor of at most 1 MiB
     with pytest.raises(UserError, match=f"{tensor.name}: found checksum"):
         loaded_from_artifact(copy, 1, "target", options)
+
+
+def test_a_flipped_bit_is_found_in_the_memory_it_was_read_into(damaged):
+    copy, tensor = damaged
+    with pytest.raises(UserError, match=f"{tensor.name}: found checksum"):
+        straight_into_memory(copy, 1, "target")
 
 
 def test_nothing_is_found_when_verification_is_off(damaged):
@@ -115,6 +169,40 @@ def test_a_buffer_too_small_for_one_expert_is_refused_with_the_number(small):
     with pytest.raises(UserError, match="ring_bytes: found 65536 bytes for one read"):
         options = LoaderOptions(ring_bytes=64 << 10, threads=1)
         loaded_from_checkpoint(small, Placement(1, 1, 0), "draft", options)
+
+
+def artifact_with_empty_tensors(directory, small_tp2):
+    """An artifact of one rank whose file begins, continues and ends with tensors of no bytes."""
+    manifest = artifact_manifest.read(small_tp2)
+    shapes = {"a": (0, 32), "b": (3, 5), "c": (7, 0), "d": (2,), "e": (0,)}
+    (directory / "rank-0").mkdir(parents=True)
+    name = "rank-0/target-part-00000.safetensors"
+    stored = [Stored(key, "U8", shape) for key, shape in shapes.items()]
+    file = PartFile(directory / name, stored, lambda num_bytes: None)
+    file.open()
+    for tensor in stored:
+        file.write(tensor.name, 0, np.arange(tensor.size, dtype=np.uint8))
+    tensors = tuple(
+        TensorFacts(0, "target", key, name, offset, "U8", shapes[key], digest)
+        for key, offset, digest in file.finish()
+    )
+    made = replace(
+        manifest, tp=1, has_draft=False, copied=(), tensors=tensors,
+        files=(FileFacts(name, file.size),),
+    )  # fmt: skip
+    (directory / artifact_manifest.NAME).write_text(made.render())
+    return directory
+
+
+def test_tensors_without_elements_are_loaded_and_verified(small_tp2, tmp_path):
+    directory = artifact_with_empty_tensors(tmp_path / "out", small_tp2)
+    content, report = loaded_from_artifact(directory, 0, "target")
+    assert {name: data.tolist() for name, data in content.items()} == {
+        "a": [], "b": list(range(15)), "c": [], "d": [0, 1], "e": [],
+    }  # fmt: skip
+    assert report.num_bytes == report.num_verified_bytes == 17
+    assert straight_into_memory(directory, 0, "target")[1].num_bytes == 17
+    assert artifact.verify(artifact.read(directory)).problems == ()
 
 
 def test_each_thread_is_announced_to_the_sink(small_tp2):

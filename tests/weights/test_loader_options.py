@@ -22,6 +22,7 @@ def test_what_is_not_given_has_its_default():
         ({"threads": True}, "threads True"),
         ({"ring_bytes": "1"}, "ring_bytes '1'"),
         ({"ignore_tensors": "*.bias"}, "a list of patterns"),
+        ({"read_into_parameters": 1}, "read_into_parameters 1; supported: true or false"),
     ],
 )
 def test_a_mistake_is_named(given, words):

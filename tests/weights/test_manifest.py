@@ -35,6 +35,7 @@ def manifest(**changes):
         heads="replicated",
         text_only=True,
         has_draft=False,
+        draft_requantised=False,
         layout="plain/1",
         neutralised_blocks=0,
         copied=(FileFacts("config.json", 2, "4" * 32),),
@@ -133,6 +134,8 @@ def test_every_malformed_field_is_named():
         ({"tensors": rows[:2]}, r"target tensors of ranks \[0\]"),
         ({"tensors": [row(), row(name="b", offset=4100)]}, "b at byte 4100 .* inside a|ranks"),
         ({"has_draft": True}, r"draft tensors of ranks \[\]"),
+        ({"draft_requantised": True}, "draft_requantised without a draft"),
+        ({"draft_requantised": "mxfp4"}, "draft_requantised 'mxfp4'"),
     ]
     for change, words in cases:
         with pytest.raises(UserError, match=words):

@@ -46,6 +46,28 @@ def test_a_range_is_read_exactly(path, ring, offset, size, direct):
         assert files.counts.num_bytes == size
 
 
+@pytest.mark.parametrize(("offset", "size"), [(0, SIZE), (7, 100), (4095, 2), (SIZE, 0)])
+def test_a_range_is_read_to_where_it_stays_at_any_address(path, offset, size, monkeypatch):
+    real = os.preadv
+    monkeypatch.setattr(
+        os, "preadv", lambda fd, views, at: real(fd, [views[0][: min(5_000, len(views[0]))]], at)
+    )
+    memory = np.zeros(size + 2, dtype=np.uint8)
+    with Files(direct=False) as files:
+        assert files.read_into(path, offset, memory[1 : size + 1]).nbytes == size
+        assert files.counts.num_bytes == size
+    assert np.array_equal(memory[1 : size + 1], CONTENT[offset : offset + size])
+    assert memory[0] == memory[-1] == 0
+
+
+def test_a_range_beyond_the_end_is_refused_also_there(path):
+    with (
+        Files(direct=False) as files,
+        pytest.raises(UserError, match=f"its end at byte {SIZE}"),
+    ):
+        files.read_into(path, SIZE - 5, np.zeros(6, dtype=np.uint8))
+
+
 @pytest.fixture(params=[True, False], ids=["direct", "buffered"])
 def files(request):
     with Files(direct=request.param) as files:

@@ -2,8 +2,11 @@
 
 import json
 import os
+import random
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections import defaultdict
 
 import numpy as np
@@ -13,10 +16,11 @@ from sglang_mi300a import artifact_manifest, mxfp4
 from sglang_mi300a.errors import UserError
 from sglang_mi300a.weights import reading
 from sglang_mi300a.weights import shard as sharding
+from sglang_mi300a.weights.progress_bar import ProgressBar
 from tests import repository
 from tests.weights import checkpoints
 from tests.weights.checkpoints import SMALL_TEXT
-from tests.weights.conftest import SGLANG, SMALL_PART_BYTES, content_of, make_checkpoint
+from tests.weights.conftest import SMALL_PART_BYTES, content_of, make_checkpoint
 from tests.weights.conftest import shard as shard_whole
 
 
@@ -151,6 +155,7 @@ def test_small_files_are_copied_and_weights_are_not(small, small_tp2):
 
 # -- scales ---------------------------------------------------------------------------------------
 
+TOO_LARGE = mxfp4.EXACT_SCALE_MAX + 1
 WEIGHT = "model.language_model.layers.1.mlp.experts.3.up_proj.weight"
 
 
@@ -178,8 +183,8 @@ def with_block(directory, scale, codes):
     [
         (0xFF, 0x00, "1 blocks whose scale is NaN and 0 non-zero"),
         (0xFF, 0x11, "1 blocks whose scale is NaN"),
-        (1, 0x10, "0 blocks whose scale is NaN and 1 non-zero"),
-        (253, 0x01, "with scale byte 253"),
+        (TOO_LARGE, 0x10, "0 blocks whose scale is NaN and 1 non-zero"),
+        (TOO_LARGE, 0x01, f"with scale byte {TOO_LARGE}"),
     ],
 )
 def test_a_scale_that_cannot_be_decoded_exactly_is_refused(tmp_path, scale, codes, words):
@@ -193,7 +198,7 @@ def test_a_scale_that_cannot_be_decoded_exactly_is_refused(tmp_path, scale, code
 
 @pytest.mark.parametrize("zero", [0x00, 0x88])
 def test_the_scale_of_an_all_zero_block_is_made_neutral_and_counted(tmp_path, zero):
-    model = with_block(tmp_path / "m", 1, zero)
+    model = with_block(tmp_path / "m", TOO_LARGE, zero)
     report = shard(model, tmp_path / "out", tp=2)
     assert report.neutralised_blocks == 1
     manifest = artifact_manifest.read(tmp_path / "out")
@@ -208,68 +213,90 @@ def test_the_scale_of_an_all_zero_block_is_made_neutral_and_counted(tmp_path, ze
 
 # -- interruption ---------------------------------------------------------------------------------
 
-KILL_AT = """
-import os, sys
-name, count, model, out = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
-real, calls = getattr(os, name), 0
-def counting(*args, **kwargs):
-    global calls
-    calls += 1
-    if calls == count:
-        os.kill(os.getpid(), 9)
-    return real(*args, **kwargs)
-setattr(os, name, counting)
-from sglang_mi300a.weights.shard import shard_weights
-shard_weights(model, out, tp=2, sglang={sglang!r}, jobs=2, part_bytes={part_bytes})
-"""
+
+def kill_points(model, reference, cases):
+    """Return ``(calls made by the last attempt, what is wrong)`` for each case."""
+    in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a kill loses no writes
+    with tempfile.TemporaryDirectory(prefix="kill-points-", dir=in_memory) as scratch:
+        there = shutil.copytree(model, f"{scratch}/model")
+        ran = subprocess.run(
+            [
+                sys.executable,
+                str(repository.ROOT / "tests/weights/kill_points.py"),
+                *map(str, (there, reference, scratch)),
+            ],
+            input=json.dumps(cases),
+            cwd=repository.ROOT,
+            env={**os.environ, "PYTHONPATH": str(repository.ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert ran.returncode == 0, ran.stderr
+    return [tuple(row) for row in json.loads(ran.stdout)]
 
 
-def run_until_killed(function, count, model, out):
-    return subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            KILL_AT.replace("{sglang!r}", repr(SGLANG)).replace(
-                "{part_bytes}", str(SMALL_PART_BYTES)
-            ),
-            function,
-            str(count),
-            str(model),
-            str(out),
-        ],
-        cwd=repository.ROOT,
-        capture_output=True,
-        check=False,
-    ).returncode
+@pytest.fixture(scope="module")
+def num_calls(small, small_tp2):
+    """System calls of a conversion that nothing interrupts."""
+    [(calls, wrong)] = kill_points(small, small_tp2, [[]])
+    assert wrong == ""
+    assert calls > 200
+    return calls
 
 
-@pytest.mark.parametrize(
-    ("function", "count"),
-    [
-        ("pwrite", 1),  # the first lock
-        ("pwrite", 3),  # what job it is
-        ("pwrite", 40),  # in the middle of a weight file
-        ("fsync", 6),  # a weight file written, not yet durable
-        ("replace", 2),  # durable, not yet under its name
-        ("replace", 7),
-        ("replace", 15),
-        ("unlink", 1),  # the job is written down, nothing else is
-        ("unlink", 2),  # the manifest is there, the locks are not yet gone
-        ("unlink", 3),
-    ],
-)
-def test_a_killed_run_is_taken_up_again(small, small_tp2, tmp_path, function, count):
-    out = tmp_path / "out"
-    assert run_until_killed(function, count, small, out) == -9
-    report = shard(small, out, tp=2)
-    assert report.is_complete
-    assert content_of(out) == content_of(small_tp2)
+def test_a_run_killed_at_any_stage_is_taken_up_again(small, small_tp2, num_calls):
+    """Each of the first and last calls, and calls all over the middle; the slow tests do all."""
+    edges = [*range(1, 12), *range(num_calls - 17, num_calls + 1)]
+    middle = [num_calls * n // 15 for n in range(1, 14)]
+    cases = [[at] for at in (*edges, *middle)]
+    rows = kill_points(small, small_tp2, cases)
+    assert [wrong for _, wrong in rows if wrong] == []
+    assert len(rows) == len(cases)
+    # Later kills leave less to do: what was finished is kept.
+    assert rows[cases.index([middle[-1]])][0] < rows[cases.index([middle[0]])][0]
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_every_single_call_is_taken_up_again(small, small_tp2, num_calls):
+    cases = [[at] for at in range(1, num_calls + 1)]
+    rows = kill_points(small, small_tp2, cases)
+    assert [wrong for _, wrong in rows if wrong] == []
+
+
+@pytest.mark.slow
+def test_a_run_killed_again_and_again_is_taken_up_again(small, small_tp2, num_calls):
+    draw = random.Random(0)
+    cases = [[draw.randint(1, num_calls) for _ in range(draw.randint(2, 5))] for _ in range(100)]
+    rows = kill_points(small, small_tp2, cases)
+    assert [wrong for _, wrong in rows if wrong] == []
 
 
 def test_what_was_finished_is_not_made_again(small, tmp_path):
     out = tmp_path / "out"
-    assert run_until_killed("replace", 15, small, out) == -9
-    assert shard(small, out, tp=2).num_files_kept >= 4
+    interrupt_after(small, out, 700_000)
+    report = shard(small, out, tp=2)
+    assert report.num_files_kept >= 2
+    total = sum(file.size for file in artifact_manifest.read(out).files)
+    assert report.num_bytes_written < 0.8 * total
+
+
+def interrupt_after(model, out, num_bytes):
+    """Run a conversion until that many bytes of weights are written, then fail it."""
+    left = num_bytes
+
+    def count(self, written):
+        nonlocal left
+        left -= written
+        if left < 0:
+            raise KeyboardInterrupt
+
+    real, ProgressBar.advance = ProgressBar.advance, count
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            shard(model, out, tp=2, jobs=1)
+    finally:
+        ProgressBar.advance = real
 
 
 def test_an_unfinished_run_of_another_cut_is_not_mixed_in(small, tmp_path):
@@ -296,6 +323,43 @@ def test_a_failure_leaves_nothing_that_looks_finished(small, tmp_path, monkeypat
     names = {path.name for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert not [name for name in names if name.endswith(".tmp")]
     assert "manifest.json" not in names
+
+
+SHARD_WITH_A_LIMIT = """
+import resource, sys
+from sglang_mi300a.errors import UserError
+from sglang_mi300a.weights.shard import shard_weights
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+try:
+    shard_weights(sys.argv[1], sys.argv[2], tp=2, part_bytes=200_000, sglang="==0.5.18")
+except UserError as error:
+    print(error)
+"""
+
+
+def test_writes_that_really_fail_are_told_and_the_run_can_be_repeated(small, small_tp2, tmp_path):
+    """A limit on the size of files stands in for a full disk: the kernel refuses the write."""
+    out = tmp_path / "out"
+    ran = subprocess.run(
+        [sys.executable, "-c", SHARD_WITH_A_LIMIT, str(small), str(out)],
+        cwd=repository.ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"{out}: found a write that failed (File too large)" in ran.stdout
+    assert "repeating the command goes on from here" in ran.stdout
+    assert not artifact_manifest.is_artifact(out)
+    assert not list(out.rglob("*.tmp"))
+    shard(small, out, tp=2)
+    assert content_of(out) == content_of(small_tp2)
+
+
+@pytest.mark.parametrize("out", ["/proc/self", "/proc/self/artifact"])
+def test_a_directory_that_takes_no_files_is_refused(small, out):
+    """Not even root can write there."""
+    with pytest.raises(UserError, match=f"{out}: found (a write that failed|no directory can be)"):
+        shard(small, out, tp=1)
 
 
 # -- refusals -------------------------------------------------------------------------------------
@@ -359,6 +423,61 @@ def test_an_unused_tensor_stops_the_conversion_unless_ignored(tmp_path):
     with pytest.raises(UserError, match="1 tensors that the model has no place for.*extra.bias"):
         shard(model, tmp_path / "out", tp=1)
     assert shard(model, tmp_path / "out", tp=1, ignore=["*.bias"]).is_complete
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda content: content[:-3], "found .* bytes; supported: .* bytes, where .* ends"),
+        (lambda content: content + b"xy", "found 2 bytes after the last tensor"),
+        (lambda content: b"", "found 0 bytes; supported: at least the 8 bytes"),
+        (lambda content: content.replace(b'"BF16"', b'"F4"  ', 1), "found .* of dtype 'F4'"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_before_anything_is_written(small, tmp_path, edit, words):
+    model = shutil.copytree(small, tmp_path / "m")
+    path = model / "model-00002-of-00003.safetensors"
+    path.write_bytes(edit(path.read_bytes()))
+    with pytest.raises(UserError, match=f"model-00002-of-00003.safetensors: {words}"):
+        shard(model, tmp_path / "out", tp=2)
+    assert not (tmp_path / "out").exists()
+
+
+def test_pickled_weights_are_not_read(small, tmp_path):
+    model = shutil.copytree(small, tmp_path / "m")
+    for path in model.glob("*.safetensors*"):
+        path.unlink()
+    (model / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+    with pytest.raises(UserError, match="no .*.safetensors file"):
+        shard(model, tmp_path / "out", tp=1)
+
+
+# -- what must work -------------------------------------------------------------------------------
+
+
+def test_a_download_made_of_links_is_a_checkpoint(small, small_tp2, tmp_path):
+    """As a hub's cache lays it out: names that link into a folder of blobs."""
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "a1b2 [main]"
+    shutil.copytree(small, blobs)
+    snapshot.mkdir(parents=True)
+    for number, path in enumerate(sorted(blobs.iterdir())):
+        blob = path.rename(blobs / f"blob-{number}")
+        (snapshot / path.name).symlink_to(f"../../blobs/{blob.name}")
+    shard(snapshot, tmp_path / "out", tp=2)
+    assert content_of(tmp_path / "out") == content_of(small_tp2)
+    assert not any(path.is_symlink() for path in (tmp_path / "out").rglob("*"))
+
+
+def test_an_empty_tensor_in_a_checkpoint_is_no_obstacle(small_tp2, tmp_path):
+    tensors = {"model.empty": ("U8", (0, 32)), **checkpoints.shapes(SMALL_TEXT)}
+    tensors["model.also_empty"] = ("BF16", (3, 0))
+    model = checkpoints.write(tmp_path / "m", checkpoints.config(SMALL_TEXT), tensors)
+    shard(model, tmp_path / "out", tp=2)
+    found, other = (artifact_manifest.read(d) for d in (tmp_path / "out", small_tp2))
+    assert found.tensors == other.tensors
+
+
+# -- refusals of configurations -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]"])

@@ -36,6 +36,9 @@ LDS_BYTES = 65536
 """Of a compute unit."""
 
 
+WEIGHT_FORMATS: tuple[WeightFormat, ...] = ("subnormals", "bf8", "bf16")
+
+
 @dataclass(frozen=True)
 class MatrixKernel:
     """One variant of ``gate_up`` or ``down``.
@@ -87,75 +90,65 @@ class MatrixKernel:
         return self.workgroups_per_cu * self.waves * (self.ring - 1) * self.record_bytes
 
 
-def _gate_up(tile: int, weights: WeightFormat, registers: int, ring: int) -> MatrixKernel:
-    return MatrixKernel(
-        name=f"moe_gate_up_{tile}_{weights}",
-        op="gate_up",
-        weights=weights,
-        token_tile=tile,
-        inner=0,
-        waves=8,
-        workers=1,
-        item_rows=32,
-        registers=registers,
-        lds_bytes=2048 * tile,
-        workgroups_per_cu=32 // tile,
-        ring=ring,
+Variants = tuple[MatrixKernel, ...]
+
+
+def _gate_up(tile: int, per_cu: int, registers: int, ring: int, bf16_ring: int) -> Variants:
+    return tuple(
+        MatrixKernel(
+            name=f"moe_gate_up_{tile}_{weights}",
+            op="gate_up",
+            weights=weights,
+            token_tile=tile,
+            inner=0,
+            waves=8,
+            workers=1,
+            item_rows=32,
+            registers=registers,
+            lds_bytes=2048 * tile,
+            workgroups_per_cu=per_cu,
+            ring=bf16_ring if weights == "bf16" else ring,
+        )
+        for weights in WEIGHT_FORMATS
     )
 
 
 def _down(
-    inner: int, tile: int, weights: WeightFormat, waves: int, per_cu: int, registers: int, ring: int
-) -> MatrixKernel:
-    split = inner > 512
-    return MatrixKernel(
-        name=f"moe_down_k{inner}_{tile}_{weights}",
-        op="down",
-        weights=weights,
-        token_tile=tile,
-        inner=inner,
-        waves=waves,
-        workers=1 if split else waves,
-        item_rows=64 if inner < 256 else 32,
-        registers=registers,
-        lds_bytes=512 * tile if split else 0,
-        workgroups_per_cu=per_cu,
-        ring=ring,
+    inner: int, tile: int, waves: int, per_cu: int, registers: int, ring: int, bf16_ring: int
+) -> Variants:
+    split = inner > 512  # two waves share K and exchange sums
+    return tuple(
+        MatrixKernel(
+            name=f"moe_down_k{inner}_{tile}_{weights}",
+            op="down",
+            weights=weights,
+            token_tile=tile,
+            inner=inner,
+            waves=waves,
+            workers=1 if split else waves,
+            item_rows=64 if inner < 256 else 32,
+            registers=registers,
+            lds_bytes=512 * tile if split else 0,
+            workgroups_per_cu=per_cu,
+            ring=bf16_ring if weights == "bf16" else ring,
+        )
+        for weights in WEIGHT_FORMATS
     )
 
 
-MATRIX_KERNELS: tuple[MatrixKernel, ...] = (
-    _gate_up(16, "subnormals", registers=128, ring=4),
-    _gate_up(32, "subnormals", registers=256, ring=8),
-    _gate_up(16, "bf8", registers=128, ring=4),
-    _gate_up(32, "bf8", registers=256, ring=8),
-    _gate_up(16, "bf16", registers=128, ring=8),
-    _gate_up(32, "bf16", registers=256, ring=8),
-    # K, token tile, weights, waves, workgroups a compute unit, registers, ring
-    _down(128, 16, "subnormals", 8, 2, 128, 4),
-    _down(128, 32, "subnormals", 4, 3, 168, 4),
-    _down(256, 16, "subnormals", 8, 2, 128, 4),
-    _down(256, 32, "subnormals", 4, 3, 168, 4),
-    _down(512, 16, "subnormals", 8, 2, 128, 4),
-    _down(512, 32, "subnormals", 4, 2, 256, 8),
-    _down(1024, 16, "subnormals", 2, 8, 128, 4),
-    _down(1024, 32, "subnormals", 2, 4, 256, 8),
-    _down(128, 16, "bf8", 8, 2, 128, 4),
-    _down(128, 32, "bf8", 4, 3, 168, 4),
-    _down(256, 16, "bf8", 8, 2, 128, 4),
-    _down(256, 32, "bf8", 4, 3, 168, 4),
-    _down(512, 16, "bf8", 8, 2, 128, 4),
-    _down(512, 32, "bf8", 4, 2, 256, 8),
-    _down(1024, 16, "bf8", 2, 8, 128, 4),
-    _down(1024, 32, "bf8", 2, 4, 256, 8),
-    _down(128, 16, "bf16", 8, 2, 128, 8),
-    _down(128, 32, "bf16", 4, 3, 168, 8),
-    _down(256, 16, "bf16", 8, 2, 128, 8),
-    _down(256, 32, "bf16", 4, 3, 168, 8),
-    _down(512, 16, "bf16", 8, 2, 128, 8),
-    _down(512, 32, "bf16", 4, 2, 256, 16),
-    _down(1024, 16, "bf16", 2, 8, 128, 8),
-    _down(1024, 32, "bf16", 2, 4, 256, 16),
+MATRIX_KERNELS: Variants = (
+    # Tokens; workgroups a compute unit, registers; ring for MXFP4 and for bf16.
+    *_gate_up(16, 2, 128, 4, 4),
+    *_gate_up(32, 1, 256, 8, 8),
+    # K, tokens, waves; workgroups a compute unit, registers; ring for MXFP4 and for bf16.
+    *_down(128, 16, 8, 2, 128, 4, 8),
+    *_down(128, 32, 4, 3, 168, 4, 8),
+    *_down(256, 16, 8, 2, 128, 4, 8),
+    *_down(256, 32, 4, 3, 168, 4, 8),
+    *_down(512, 16, 8, 2, 128, 4, 4),
+    *_down(512, 32, 4, 2, 256, 8, 16),
+    *_down(1024, 16, 2, 8, 128, 4, 4),
+    *_down(1024, 32, 2, 4, 256, 8, 16),
 )
 
 SORT_PAIRS = "moe_sort_pairs"

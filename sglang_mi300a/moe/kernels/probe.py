@@ -24,7 +24,8 @@ def _plain() -> tuple[Bytes, Bytes]:
     row, k = np.meshgrid(np.arange(_ROWS), np.arange(_K), indexing="ij")
     codes = ((row + 3 * k) % 16).astype(np.uint8)  # each code at each place of a word, by rows
     scales = np.array(SCALES, np.uint8)[(np.arange(_ROWS)[:, None] + np.arange(4)) % len(SCALES)]
-    return codes[:, 0::2] | codes[:, 1::2] << 4, scales
+    packed = (codes[:, 0::2] | codes[:, 1::2] << 4).astype(np.uint8)
+    return packed, scales
 
 
 def stream(weights: WeightFormat) -> Bytes:

@@ -149,6 +149,7 @@ void add_buffer_memory() {
     special(std::string("buffer_store_") + t.name, "buffer_store", "", IssueClass::vmem_store, store, t.num_bytes, t.extend);
   }
   for (const AtomicName& a : kAtomics) {
+    if (a.kind == kAddPairBf16) continue;  // gfx942 has it for flat addresses only
     special(std::string("buffer_atomic_") + a.name, "buffer_atomic", "", IssueClass::vmem_atomic, atomic, a.num_bytes, a.kind);
   }
 }

@@ -33,7 +33,10 @@ void branch(Wave& wave, const Instruction& i, const Opcode& opcode) {
   if (taken) wave.next = i.target;
 }
 
-u64 following_pc(const Wave& wave) { return wave.now->pc + static_cast<u64>(wave.now->offset1); }
+// The address of the next instruction.
+u64 following_pc(const Wave& wave) {
+  return wave.launch->load_base + wave.now->pc + static_cast<u64>(wave.now->offset1);
+}
 
 void get_pc(Wave& wave, const Instruction& i, const Opcode&) {
   wave.write_scalar64(i.out.index, following_pc(wave));
@@ -102,8 +105,7 @@ void add_control() {
   special("s_barrier", "plain", "", IssueClass::barrier, barrier);
   special("s_nop", "ignored", "", IssueClass::nop, nothing);
   for (const char* name : {"s_sleep", "s_setprio", "s_icache_inv", "s_dcache_inv", "s_dcache_wb",
-                           "s_dcache_inv_vol", "s_dcache_wb_vol", "s_ttracedata", "s_sethalt",
-                           "s_code_end"}) {
+                           "s_dcache_inv_vol", "s_dcache_wb_vol"}) {
     special(name, "ignored", "", IssueClass::message, nothing);
   }
   for (const char* name : {"buffer_wbl2", "buffer_inv"}) {

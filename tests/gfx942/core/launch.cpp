@@ -79,6 +79,7 @@ const std::vector<Opcode>& table() {
 void start_wave(Wave& wave, Launch& launch, Group& group, u32 number, const u32* group_id) {
   wave.launch = &launch;
   wave.group = &group;
+  wave.last_allocation = reinterpret_cast<const Allocation*>(launch.allocations);
   wave.number = number;
   wave.next = launch.entry;
   wave.state = WaveState::kRunning;

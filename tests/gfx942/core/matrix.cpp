@@ -37,48 +37,61 @@ struct Format {
 constexpr Format kBf16{7, -126};
 constexpr Format kF16{10, -14};
 
-// An input matrix taken apart: value = mantissa * 2^(exponent - mantissa_bits).
+// An input matrix taken apart: value = mantissa * 2^(exponent - mantissa_bits), at
+// [(block * depth + k) * size + row or column].
 struct Input {
-  alignas(64) s32 mantissa[256];
-  alignas(64) s32 exponent[256];
-  f64 value[256];
-  s32 largest = kZeroExponent;
+  alignas(64) s32 mantissa[4 * kLanes];
+  alignas(64) s32 exponent[4 * kLanes];
+  alignas(64) u16 bits[4 * kLanes];
+  s32 largest = 0;       // exponent
   bool special = false;  // an infinity or a NaN is among them
 };
 
-void take_apart(u16 bits, const Format& f, Input& in, int place) {
-  const int field = bits >> f.mantissa_bits & (0x7fff >> f.mantissa_bits);
-  const int fraction = bits & ((1 << f.mantissa_bits) - 1);
-  const int magnitude = field == 0 ? fraction : fraction | 1 << f.mantissa_bits;
-  const bool negative = bits >> 15;
-  in.mantissa[place] = negative ? -magnitude : magnitude;
-  in.exponent[place] = f.lowest + std::max(field, 1) - 1;
-  in.largest = std::max(in.largest, in.exponent[place]);
-  in.special |= field == 0x7fff >> f.mantissa_bits;
+void take_apart(Input& in, const Format& f) {
+  const s32 fraction_mask = (1 << f.mantissa_bits) - 1;
+  const s32 highest_field = 0x7fff >> f.mantissa_bits;
+  s32 largest_field = 0;
+  for (int k = 0; k < 4 * kLanes; ++k) {
+    const s32 bits = in.bits[k];
+    const s32 field = bits >> f.mantissa_bits & highest_field;
+    const s32 magnitude = (bits & fraction_mask) | (field != 0) << f.mantissa_bits;
+    in.mantissa[k] = bits >> 15 ? -magnitude : magnitude;
+    in.exponent[k] = f.lowest + std::max(field, 1) - 1;
+    largest_field = std::max(largest_field, field);
+  }
+  in.largest = f.lowest + largest_field - 1;
+  in.special = largest_field == highest_field;
 }
 
 // Lane l of a 4-element operand holds row (or column) l mod M; its K values, and its block, follow from
 // l / M: the groups of 4 along K first, then the blocks.
-void load_input(Wave& wave, int first, const Tile& tile, const Format& f, bool is_bf16, Input& in) {
+void load_input(const Wave& wave, int first, const Tile& tile, const Format& f, Input& in) {
   const int steps = tile.depth / 4;
-  for (int lane = 0; lane < kLanes; ++lane) {
-    const int group = lane / tile.size;
-    const int block = group / steps;
-    for (int j = 0; j < 4; ++j) {
-      const u16 bits = static_cast<u16>(wave.vector[first + j / 2][lane] >> 16 * (j % 2));
-      const int k = 4 * (group % steps) + j;
-      const int place = (block * tile.depth + k) * tile.size + lane % tile.size;
-      take_apart(bits, f, in, place);
-      in.value[place] = is_bf16 ? std::bit_cast<f32>(static_cast<u32>(bits) << 16)
-                                : static_cast<f32>(std::bit_cast<f16>(bits));
+  for (int j = 0; j < 4; ++j) {
+    const u32* words = wave.vector[first + j / 2];
+    const int shift = 16 * (j % 2);
+    for (int group = 0; group < kLanes / tile.size; ++group) {
+      const int k = group / steps * tile.depth + 4 * (group % steps) + j;
+      for (int n = 0; n < tile.size; ++n) {
+        in.bits[k * tile.size + n] = static_cast<u16>(words[group * tile.size + n] >> shift);
+      }
     }
   }
+  take_apart(in, f);
+}
+
+f64 value_of(const Input& in, int place, const Format& f) {
+  const u16 bits = in.bits[place];
+  return f.mantissa_bits == kBf16.mantissa_bits
+             ? static_cast<f64>(std::bit_cast<f32>(static_cast<u32>(bits) << 16))
+             : static_cast<f64>(std::bit_cast<f16>(bits));
 }
 
 f64 power(int exponent) { return std::ldexp(1.0, exponent); }
 
 // One group by the words above, in f64; for infinities, NaNs and products that overflow.
-f32 slow_group(const f64* a, const f64* b, int stride, int length, f32 accumulator, const Format& f) {
+f32 slow_group(const Input& a, int a_at, const Input& b, int b_at, int stride, int length,
+               f32 accumulator, const Format& f) {
   const auto split = [](f64 x, int lowest, f64& significand, int& exponent) {
     if (!std::isfinite(x) || x == 0) {
       significand = x;
@@ -94,8 +107,8 @@ f32 slow_group(const f64* a, const f64* b, int stride, int length, f32 accumulat
   for (int k = 0; k < length; ++k) {
     f64 sa, sb;
     int ea, eb;
-    split(a[k * stride], f.lowest, sa, ea);
-    split(b[k * stride], f.lowest, sb, eb);
+    split(value_of(a, a_at + k * stride, f), f.lowest, sa, ea);
+    split(value_of(b, b_at + k * stride, f), f.lowest, sb, eb);
     product[k] = sa * sb;
     exponent[k] = ea + eb;
     if ((std::fabs(product[k]) >= 2) + exponent[k] >= 128) product[k] *= INFINITY;
@@ -177,14 +190,15 @@ bool any_special(const f32* values, int count) {
 }
 
 template <int kSize>
-void multiply_row(const Input& a, const Input& b, int a_at, int b_at, int depth, bool slow, const Format& f, f32* acc) {
+void multiply_row(const Input& a, const Input& b, int a_at, int b_at, int depth, bool slow,
+                  const Format& f, f32* acc) {
   for (int k = 0; k < depth; k += kMaxGroup) {
     const int length = std::min(depth - k, kMaxGroup);
     const int at = a_at + k * kSize;
     const int bt = b_at + k * kSize;
     if (slow || any_special(acc, kSize)) {
       for (int n = 0; n < kSize; ++n) {
-        acc[n] = slow_group(a.value + at, b.value + bt + n, kSize, length, acc[n], f);
+        acc[n] = slow_group(a, at, b, bt + n, kSize, length, acc[n], f);
       }
     } else {
       fast_group<kSize>(a.mantissa + at, a.exponent + at, b.mantissa + bt, b.exponent + bt, length,
@@ -209,14 +223,13 @@ void place_of_row(const Tile& tile, int block, int row, int& index, int& lane) {
 template <int kSize>
 void multiply(Wave& wave, const Instruction& i, const Opcode& opcode) {
   const Tile& tile = kTiles[opcode.variant >> 1];
-  const bool is_bf16 = opcode.variant & 1;
-  const Format& f = is_bf16 ? kBf16 : kF16;
+  const Format& f = opcode.variant & 1 ? kBf16 : kF16;
   for (int slot = 0; slot < 2; ++slot) {
     for (int k = 0; k < 2; ++k) wave.check_read(i.in[slot].index + k, kAllLanes);
   }
   Input a, b;
-  load_input(wave, i.in[0].index, tile, f, is_bf16, a);
-  load_input(wave, i.in[1].index, tile, f, is_bf16, b);
+  load_input(wave, i.in[0].index, tile, f, a);
+  load_input(wave, i.in[1].index, tile, f, b);
   const bool slow = a.special || b.special || a.largest + b.largest >= 127;
 
   alignas(64) f32 c[32][kLanes];

@@ -11,17 +11,19 @@ namespace gfx942 {
 u8* host_bytes(Wave& wave, u64 address, u32 num_bytes, bool store, int lane) {
   const Launch& launch = *wave.launch;
   const auto* begin = reinterpret_cast<const Allocation*>(launch.allocations);
-  const auto* end = begin + launch.num_allocations;
-  // The first buffer that starts above the address; the one before it may hold it.
-  const auto* above = std::upper_bound(
-      begin, end, address, [](u64 a, const Allocation& one) { return a < one.base; });
-  if (above != begin) {
-    const Allocation& one = above[-1];
-    const u64 offset = address - one.base;
-    if (offset < one.num_bytes && num_bytes <= one.num_bytes - offset) {
-      if (store && !one.writable) throw Fault{FaultKind::kReadOnly, lane, address, "store"};
-      return one.host + offset;
-    }
+  const Allocation* one = wave.last_allocation;  // most often it is the one of the lane before
+  if (address - one->base >= one->num_bytes) {
+    // The first buffer that starts above the address; the one before it may hold it.
+    const auto* above =
+        std::upper_bound(begin, begin + launch.num_allocations, address,
+                         [](u64 a, const Allocation& other) { return a < other.base; });
+    one = above == begin ? begin : above - 1;
+    wave.last_allocation = one;
+  }
+  const u64 offset = address - one->base;
+  if (offset < one->num_bytes && num_bytes <= one->num_bytes - offset) {
+    if (store && !one->writable) throw Fault{FaultKind::kReadOnly, lane, address, "store"};
+    return one->host + offset;
   }
   throw Fault{FaultKind::kOutOfBounds, lane, address,
               std::to_string(num_bytes) + (store ? " bytes stored" : " bytes loaded")};

@@ -35,7 +35,10 @@ void add_f32() {
   vector("v_ceil_f32", [](f32 a) { return is_nan(a) ? quiet(a) : std::ceil(a); });
   vector("v_floor_f32", [](f32 a) { return is_nan(a) ? quiet(a) : std::floor(a); });
   vector("v_rndne_f32", [](f32 a) { return is_nan(a) ? quiet(a) : std::nearbyint(a); });
-  vector("v_fract_f32", [](f32 a) { return settled(a - std::floor(a), a, a); });
+  vector("v_fract_f32", [](f32 a) {  // below 1, even where the difference rounds to it
+    const f32 part = settled(a - std::floor(a), a, a);
+    return part >= 1 ? std::bit_cast<f32>(0x3f7fffffu) : part;
+  });
   vector("v_ldexp_f32", [](f32 a, s32 exponent) {
     return is_nan(a) ? quiet(a) : std::ldexp(a, exponent);
   });

@@ -38,9 +38,19 @@ f64 logarithm(f64 x) { return std::log2(x); }
 f64 reciprocal(f64 x) { return 1.0 / x; }
 f64 root(f64 x) { return std::sqrt(x); }
 f64 reciprocal_root(f64 x) { return 1.0 / std::sqrt(x); }
-// The argument counts turns; beyond 256 turns the hardware gives sin 0 and cos 1.
-f64 sine(f64 turns) { return std::fabs(turns) > 256 ? turns * 0 : std::sin(2 * M_PI * std::remainder(turns, 1)); }
-f64 cosine(f64 turns) { return std::fabs(turns) > 256 ? turns * 0 + 1 : std::cos(2 * M_PI * std::remainder(turns, 1)); }
+// The argument counts turns; beyond 256 turns the hardware gives sin 0 and cos 1. Brought to a quarter
+// turn exactly, so that sin(0.5) is 0.
+f64 sine_of_quarter(f64 turns) { return std::sin(2 * M_PI * turns); }
+f64 sine(f64 turns) {
+  if (std::fabs(turns) > 256) return turns * 0;
+  const f64 rest = std::remainder(turns, 1.0);
+  const f64 folded = rest > 0.25 ? 0.5 - rest : rest < -0.25 ? -0.5 - rest : rest;
+  return sine_of_quarter(folded);
+}
+f64 cosine(f64 turns) {
+  if (std::fabs(turns) > 256) return turns * 0 + 1;
+  return sine_of_quarter(0.25 - std::fabs(std::remainder(turns, 1.0)));
+}
 
 }  // namespace
 

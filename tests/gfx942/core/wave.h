@@ -96,6 +96,7 @@ struct Wave {
   std::vector<u32> lds_written;  // words of LDS written since the last wait for LDS
   std::vector<u8> scratch;  // lane l's bytes start at l * scratch_bytes
   const Instruction* now;
+  const Allocation* last_allocation;
   Group* group;
   Launch* launch;
 
@@ -177,7 +178,8 @@ enum Order : u32 { kForward, kReverse, kRandom };
   X(u64, instructions)      /* address of Instruction records */                              \
   X(u64, num_instructions)                                                                    \
   X(u64, index_of_word)     /* s32 per 4 bytes of code: index of the instruction there, or -1 */ \
-  X(u64, code_base)                                                                           \
+  X(u64, code_base)         /* where the first of those is loaded */                          \
+  X(u64, load_base)         /* added to every pc: where the code object is loaded */          \
   X(u64, code_words)                                                                          \
   X(u64, allocations)                                                                         \
   X(u64, num_allocations)                                                                     \

@@ -115,9 +115,8 @@ def _stores() -> str:
 def source(instructions: Sequence[str], lds_bytes: int = 0, scratch_bytes: int = 0) -> str:
     """Return the assembler text of a kernel ``k0``, ``k1``, ... per instruction (or several lines).
 
-    Registers that no input or output uses are free: v2 to v9, v18, v19, v24 to v31, a0 to a31, s11 to
-    s15, s32 to s39 and from s50 on.
-    """
+    Registers that no input or output uses are free: v2 to v9, v18, v19, v24 to v31, a0 to a31, s11
+    to s15, s32 to s39 and from s50 on."""
     sizes = {
         "lds_bytes": lds_bytes,
         "scratch_bytes": scratch_bytes,
@@ -142,9 +141,7 @@ def source(instructions: Sequence[str], lds_bytes: int = 0, scratch_bytes: int =
     return "".join([head, *kernels, notes, *metadata, "...\n.end_amdgpu_metadata\n"])
 
 
-def assembled(
-    instructions: Sequence[str], lds_bytes: int = 0, scratch_bytes: int = 0
-) -> Machine:
+def assembled(instructions: Sequence[str], lds_bytes: int = 0, scratch_bytes: int = 0) -> Machine:
     """Return a machine with those kernels."""
     return Machine(toolchain.assemble(source(instructions, lds_bytes, scratch_bytes)))
 
@@ -155,10 +152,9 @@ def execute(
     """Return what an instruction gave.
 
     Args:
-        machine: From ``assembled``.
-        kernel: ``k0`` and so on.
-        vectors: Inputs, uint32 [waves, up to NUM_VECTOR_INPUTS, LANES].
-        scalars: Inputs, uint32 [waves, NUM_SCALAR_INPUTS]; by default 0 with EXEC all ones. With one
+        machine: From ``assembled``. kernel: ``k0`` and so on. vectors: Inputs, uint32 [waves, up to
+        NUM_VECTOR_INPUTS, LANES]. scalars: Inputs, uint32 [waves, NUM_SCALAR_INPUTS]; by default 0
+        with EXEC all ones. With one
             wave it may be longer: the program finds the array at s[8:9].
 
     Returns:
@@ -207,9 +203,7 @@ class Batch:
         self._number = {text: k for k, text in enumerate(dict.fromkeys(texts))}
         self.machine = assembled(list(self._number), lds_bytes, scratch_bytes)
 
-    def run(
-        self, text: str, vectors: np.ndarray, scalars: np.ndarray | None = None
-    ) -> np.ndarray:
+    def run(self, text: str, vectors: np.ndarray, scalars: np.ndarray | None = None) -> np.ndarray:
         """Return what a text of the batch gave for one wave: uint32 [NUM_OUTPUTS, LANES]."""
         return execute(self.machine, f"k{self._number[text]}", vectors, scalars)[0]
 

@@ -170,11 +170,64 @@ def approximated(function: Callable[[float], float]) -> Callable[[float], float]
     def compute(a: float) -> float:
         if math.isnan(a):
             return a
-        return _flushed(
-            struct.unpack("<f", struct.pack("<f", _overflowing(function(_flushed(a)))))[0]
-        )
+        result = _overflowing(function(_flushed(a)))
+        return _flushed(struct.unpack("<f", struct.pack("<f", result))[0])
 
     return compute
+
+
+def approximated_half(function: Callable[[float], float]) -> Callable[[float], float]:
+    """V_RCP_F16 and its like: denormals are kept."""
+    return lambda a: added(function(a), -0.0, "f16") if not math.isnan(a) else a
+
+
+def or_nan(function: Callable[[float], float]) -> Callable[[float], float]:
+    """A NaN goes through."""
+    return lambda a: a if math.isnan(a) else function(a)
+
+
+def fraction_of(a: float) -> float:
+    """V_FRACT_F32: a - floor(a), below 1 (as LLVM folds it) even where that rounds to 1."""
+    if not math.isfinite(a):
+        return math.nan
+    return min(rounded(Fraction(a) - math.floor(a), F32), 1 - 2.0**-24)
+
+
+def _quarter(turns: float) -> float:
+    """Turns as an angle with the same sine, from -1/4 to 1/4 turns."""
+    rest = math.remainder(turns, 1.0)
+    return math.copysign(0.5, rest) - rest if abs(rest) > 0.25 else rest
+
+
+def sine(turns: float) -> float:
+    """V_SIN_F32: of a number of turns, up to 256; beyond, 0."""
+    if not math.isfinite(turns):
+        return math.nan
+    return math.sin(math.tau * _quarter(turns)) if abs(turns) <= 256 else math.copysign(0.0, turns)
+
+
+def cosine(turns: float) -> float:
+    """V_COS_F32: likewise; beyond, 1."""
+    if not math.isfinite(turns):
+        return math.nan
+    return sine(0.25 - abs(math.remainder(turns, 1.0))) if abs(turns) <= 256 else 1.0
+
+
+def to_tiny_with_noise(a: float, noise: int, table: list[float]) -> int:
+    """V_CVT_SR: the byte below, or the one above if the rest and the noise make a whole step."""
+    if not math.isfinite(a):
+        return 0x80
+    magnitude = Fraction(abs(a))
+    steps = [Fraction(table[code]) for code in range(128)]
+    steps += [2 * steps[127] - steps[126], 2 * steps[127]]
+    if magnitude >= steps[128]:
+        return 0x80
+    code = max(k for k in range(129) if steps[k] <= magnitude)
+    part = (magnitude - steps[code]) / (steps[code + 1] - steps[code])
+    code += part + Fraction(noise, 1 << 32) >= 1
+    if code >= 128:
+        return 0x80
+    return code | 0x80 if a < 0 and code else code
 
 
 def _overflowing(x: float) -> float:
@@ -330,8 +383,8 @@ def _half_bits(value: float) -> int:
     return struct.unpack("<H", struct.pack("<e", value))[0]
 
 
-# V_FMA_F16 keeps the upper half of its destination, so the whole word is compared; NaNs are left out
-# by taking numbers that make none.
+# V_FMA_F16 keeps the upper half of its destination, so the whole word is compared; NaNs are left
+# out by taking numbers that make none.
 CASES += [
     Case(
         "v_fma_f16",
@@ -378,6 +431,44 @@ CASES += cases(
     ulp=1,
 )
 
+CASES += cases(
+    {
+        "v_fract_f32": ("f32", "f32", fraction_of),
+        "v_cvt_rpi_i32_f32": (
+            "f32",
+            "s32",
+            lambda a: to_integer(-(1 << 31), (1 << 31) - 1)(
+                float(math.floor(Fraction(a) + Fraction(1, 2))) if math.isfinite(a) else a
+            ),
+        ),
+    }
+)
+CASES += cases(
+    {
+        "v_rcp_f16": ("f16", "f16", approximated_half(reciprocal)),
+        "v_rsq_f16": ("f16", "f16", approximated_half(reciprocal_root)),
+        "v_sqrt_f16": ("f16", "f16", approximated_half(root)),
+        "v_exp_f16": ("f16", "f16", approximated_half(power)),
+        "v_log_f16": ("f16", "f16", approximated_half(logarithm)),
+        "v_rcp_f64": ("f64", "f64", or_nan(reciprocal)),
+        "v_rsq_f64": ("f64", "f64", or_nan(reciprocal_root)),
+        "v_sqrt_f64": ("f64", "f64", or_nan(root)),
+        "v_sin_f32": ("f32", "f32", approximated(sine)),
+        "v_cos_f32": ("f32", "f32", approximated(cosine)),
+    },
+    ulp=1,
+)
+CASES += [
+    Case(
+        f"v_cvt_sr_{name}_f32",
+        ("f32", "u32", "u32"),
+        "u32",
+        lambda a, noise, old, t=table: to_tiny_with_noise(a, noise, t) | old & 0xFFFFFF00,
+        old=True,
+    )
+    for name, table in (("fp8", FP8), ("bf8", BF8))
+]
+
 _COMPARES: dict[str, Callable[[float, float], bool]] = {
     "f": lambda a, b: False,
     "lt": lambda a, b: a < b,
@@ -392,7 +483,7 @@ _COMPARES: dict[str, Callable[[float, float], bool]] = {
     "nlg": lambda a, b: not (a < b or a > b),
     "ngt": lambda a, b: not a > b,
     "nle": lambda a, b: not a <= b,
-    "neq": lambda a, b: not a == b,
+    "neq": lambda a, b: a != b,
     "nlt": lambda a, b: not a < b,
     "tru": lambda a, b: True,
 }

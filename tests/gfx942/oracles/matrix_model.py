@@ -1,8 +1,7 @@
 """The model of CDNA3's matrix units that mmasim ships (arXiv 2511.10909), as a function of arrays.
 
-mmasim builds a small library with ninja when it is imported; pip puts ninja beside the interpreter, where
-PATH need not lead.
-"""
+mmasim builds a small library with ninja when it is imported; pip puts ninja beside the interpreter,
+where PATH need not lead."""
 
 import os
 import sysconfig
@@ -12,7 +11,7 @@ import torch
 
 os.environ["PATH"] = f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}"
 
-from mmasim.amd import MFMA  # noqa: E402 - needs the path
+from mmasim.amd import MFMA
 
 KINDS = {"bf16": torch.bfloat16, "f16": torch.float16}
 

@@ -1,8 +1,7 @@
 """VOP3P: the same on both halves, or both words, of each operand.
 
-ISA guide: "AMD Instinct MI300 Instruction Set Architecture", chapter 6.7 (packed math) and chapter 12,
-section VOP3P. op_sel and its like are tested in ``test_modifiers.py``.
-"""
+ISA guide: "AMD Instinct MI300 Instruction Set Architecture", chapter 6.7 (packed math) and chapter
+12, section VOP3P. op_sel and its like are tested in ``test_modifiers.py``."""
 
 from collections.abc import Callable
 

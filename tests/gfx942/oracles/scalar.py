@@ -1,7 +1,7 @@
 """Instructions of the scalar unit, from the ISA guide's words in Python integers.
 
-ISA guide: "AMD Instinct MI300 Instruction Set Architecture", chapter 5 (which instructions write SCC,
-and what it means) and chapter 12 (Instructions), sections SOP1, SOP2, SOPC and SOPK.
+ISA guide: "AMD Instinct MI300 Instruction Set Architecture", chapter 5 (which instructions write
+SCC, and what it means) and chapter 12 (Instructions), sections SOP1, SOP2, SOPC and SOPK.
 
 An oracle that has ``scc`` "out" or "inout" returns (result, scc); one without leaves SCC alone.
 """

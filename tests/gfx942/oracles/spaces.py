@@ -54,7 +54,8 @@ class Space:
         return f"{self.name}_{action}_dword"
 
     def program(self, *tested: str, read_back: bool) -> str:
-        """Return the lines: fill the memory, run what is tested, and read 16 bytes back if asked."""
+        """Return the lines: fill the memory, run what is tested, and read 16 bytes back if
+        asked."""
         lines = [*self.setup]
         lines += [self.access(self.word("store"), f"v{10 + k}", 4 * k) for k in range(8)]
         lines += ["s_waitcnt vmcnt(0) lgkmcnt(0)", *tested, "s_waitcnt vmcnt(0) lgkmcnt(0)"]
@@ -72,7 +73,11 @@ _DESCRIPTOR = (
     "s_mov_b32 s39, 0x20000",
 )
 _FLAT_ADDRESS = ("v_mov_b32_e32 v4, s8", "v_mov_b32_e32 v5, s9", "v_mov_b32_e32 v6, 0")
-_ADD_OFFSET = ("v_mov_b32_e32 v2, v3", "v_mov_b32_e32 v3, v6", "v_lshl_add_u64 v[4:5], v[2:3], 0, v[4:5]")
+_ADD_OFFSET = (
+    "v_mov_b32_e32 v2, v3",
+    "v_mov_b32_e32 v3, v6",
+    "v_lshl_add_u64 v[4:5], v[2:3], 0, v[4:5]",
+)
 
 GLOBAL = Space("global", (_LANE_OFFSET,), FIRST_BYTE)
 FLAT = Space("flat", (_LANE_OFFSET, *_FLAT_ADDRESS, *_ADD_OFFSET), FIRST_BYTE)

@@ -151,5 +151,7 @@ def same(kind: str, expected: list[int], found: list[int], ulp: int = 0) -> bool
         if any(math.isnan(x) or math.isnan(y) for x, y in pairs):
             return repr(e) == repr(f)
         if ulp:
-            return abs(expected[0] - found[0]) <= ulp
+            pairs = zip(expected, found, strict=True)
+            distance = sum((a - b) << 32 * k for k, (a, b) in enumerate(pairs))
+            return abs(distance) <= ulp
     return expected == found

@@ -28,17 +28,17 @@ HipCode entered(const char* function) {
   return failed(code);
 }
 
-#define ENTER(function)                                        \
-  const std::lock_guard<std::mutex> lock(state().mutex);       \
+#define ENTER(function)                                  \
+  const std::lock_guard<std::mutex> lock(state().mutex); \
   if (const HipCode code = entered(function); code != hipSuccess) return code
 
 // For what no capture allows: refuse it, and spoil the capture.
-#define ENTER_OUTSIDE_CAPTURE(function)                        \
-  ENTER(function);                                             \
-  if (Stream* capturing = state().capturing()) {               \
-    capturing->capture = kCaptureInvalidated;                  \
-    return failed(hipErrorStreamCaptureUnsupported);           \
-  }                                                            \
+#define ENTER_OUTSIDE_CAPTURE(function)              \
+  ENTER(function);                                   \
+  if (Stream* capturing = state().capturing()) {     \
+    capturing->capture = kCaptureInvalidated;        \
+    return failed(hipErrorStreamCaptureUnsupported); \
+  }                                                  \
   static_cast<void>(0)
 
 HipCode execute(const Node& node) {

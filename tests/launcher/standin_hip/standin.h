@@ -1,9 +1,11 @@
-// A stand-in for the HIP runtime: the functions of libamdhip64 that a launcher needs, on host memory.
+// A stand-in for the HIP runtime: the functions of libamdhip64 that a launcher needs, on host
+// memory.
 //
-// A launch is handed to a callback, which executes it. Streams run at once and in order. Captures and
-// graphs follow HIP's rules: while a stream is being captured, whatever allocates, frees, waits,
-// loads or touches the captured memory from outside is refused and spoils the capture. Freed memory
-// is poisoned, stays mapped and is never given out again, so that what still uses it is seen.
+// A launch is handed to a callback, which executes it. Streams run at once and in order. Captures
+// and graphs follow HIP's rules: while a stream is being captured, whatever allocates, frees,
+// waits, loads or touches the captured memory from outside is refused and spoils the capture. Freed
+// memory is poisoned, stays mapped and is never given out again, so that what still uses it is
+// seen.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -11,24 +13,25 @@
 #define STANDIN_EXPORT extern "C" __attribute__((visibility("default")))
 
 // HIP's error codes, as far as they are used here (hip/hip_runtime_api.h, hipError_t).
-#define STANDIN_ERRORS(X)                                                                       \
-  X(hipSuccess, 0, "no error")                                                                  \
-  X(hipErrorInvalidValue, 1, "invalid argument")                                                \
-  X(hipErrorOutOfMemory, 2, "out of memory")                                                    \
-  X(hipErrorInvalidConfiguration, 9, "invalid configuration argument")                          \
-  X(hipErrorNoDevice, 100, "no ROCm-capable device is detected")                                \
-  X(hipErrorInvalidDevice, 101, "invalid device ordinal")                                       \
-  X(hipErrorInvalidImage, 200, "device kernel image is invalid")                                \
-  X(hipErrorNoBinaryForGpu, 209, "no kernel image is available for execution on the device")    \
-  X(hipErrorInvalidHandle, 400, "invalid resource handle")                                      \
-  X(hipErrorIllegalState, 401, "the operation cannot be performed in the present state")        \
-  X(hipErrorNotFound, 500, "named symbol not found")                                            \
-  X(hipErrorIllegalAddress, 700, "an illegal memory access was encountered")                    \
-  X(hipErrorLaunchOutOfResources, 701, "out of resources")                                      \
-  X(hipErrorLaunchFailure, 719, "unspecified launch failure")                                   \
-  X(hipErrorNotSupported, 801, "operation not supported")                                       \
-  X(hipErrorStreamCaptureUnsupported, 900, "operation not permitted when stream is capturing")  \
-  X(hipErrorStreamCaptureInvalidated, 901, "operation failed due to a previous error during capture") \
+#define STANDIN_ERRORS(X)                                                                      \
+  X(hipSuccess, 0, "no error")                                                                 \
+  X(hipErrorInvalidValue, 1, "invalid argument")                                               \
+  X(hipErrorOutOfMemory, 2, "out of memory")                                                   \
+  X(hipErrorInvalidConfiguration, 9, "invalid configuration argument")                         \
+  X(hipErrorNoDevice, 100, "no ROCm-capable device is detected")                               \
+  X(hipErrorInvalidDevice, 101, "invalid device ordinal")                                      \
+  X(hipErrorInvalidImage, 200, "device kernel image is invalid")                               \
+  X(hipErrorNoBinaryForGpu, 209, "no kernel image is available for execution on the device")   \
+  X(hipErrorInvalidHandle, 400, "invalid resource handle")                                     \
+  X(hipErrorIllegalState, 401, "the operation cannot be performed in the present state")       \
+  X(hipErrorNotFound, 500, "named symbol not found")                                           \
+  X(hipErrorIllegalAddress, 700, "an illegal memory access was encountered")                   \
+  X(hipErrorLaunchOutOfResources, 701, "out of resources")                                     \
+  X(hipErrorLaunchFailure, 719, "unspecified launch failure")                                  \
+  X(hipErrorNotSupported, 801, "operation not supported")                                      \
+  X(hipErrorStreamCaptureUnsupported, 900, "operation not permitted when stream is capturing") \
+  X(hipErrorStreamCaptureInvalidated, 901,                                                     \
+    "operation failed due to a previous error during capture")                                 \
   X(hipErrorStreamCaptureIsolation, 905, "dependency created on uncaptured work in another stream")
 
 enum HipCode : int {

@@ -111,9 +111,7 @@ def test_without_a_map_an_id_beyond_the_experts_gets_no_row():
 
 def test_activations_are_scaled_exactly_whatever_they_are():
     patterns = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16).reshape(16, HIDDEN)
-    batch = running.Batch(
-        patterns, np.full((16, 1), -1, np.int32), np.zeros((16, 1), np.float32)
-    )
+    batch = running.Batch(patterns, np.full((16, 1), -1, np.int32), np.zeros((16, 1), np.float32))
     _, buffers = sort(batch, 4, 16, format_="subnormals")
     got = buffers[steps.SCALED].view(np.uint16).reshape(patterns.shape)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -76,11 +76,26 @@ def test_the_shared_expert_is_added_last():
     weights = rng.random(pair_rows.shape).astype(np.float32)
     shared = rng.random(num_tokens).astype(np.float32)
     own = (num_tokens * top_k + np.arange(num_tokens, dtype=np.int32))[:, None]
-    want = in_order(
-        rows, np.hstack([pair_rows, own]), np.hstack([weights, shared[:, None]])
-    )
+    want = in_order(rows, np.hstack([pair_rows, own]), np.hstack([weights, shared[:, None]]))
     got = sum_slots(rows, pair_rows, weights, columns, shared)
     assert np.array_equal(got, running.to_bf16(want))
+
+
+def test_results_are_rounded_to_nearest_even():
+    """Any float32 can be a result: as a weight of a row of ones. Ties and neighbours too."""
+    rng = np.random.default_rng(6)
+    upper = rng.integers(0x00800000, 0x77000000, 3000).astype(np.uint32) & 0xFFFF0000
+    upper |= rng.integers(0, 2, 3000).astype(np.uint32) << 31
+    lower = np.tile(np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32), 500)
+    values = (upper | lower).view(np.float32)
+    values[:4] = [0.0, -0.0, np.nan, 2.0**112]
+    ones = running.to_bf16(np.ones((1, 8)))
+    pair_rows = np.zeros((len(values), 1), np.int32)
+    got = running.from_bf16(sum_slots(ones, pair_rows, values[:, None], 8))[:, 0]
+    assert got[0] == got[1] == 0
+    assert np.isnan(got[2])
+    assert np.isnan(got[3])  # beyond the range of the rounding: loud, not wrong
+    assert np.array_equal(running.to_bf16(got[4:]), running.to_bf16(values[4:]))
 
 
 def test_a_workgroup_covers_2048_columns():

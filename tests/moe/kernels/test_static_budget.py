@@ -1,0 +1,200 @@
+"""What each built kernel may use, and whether its ring of loads is full at every wait.
+
+The counts are of the code object itself, executed; the sizes are those that are served. A kernel
+that computes the right thing slowly fails here: a compiler that spills, sinks arithmetic past a
+branch or waits for one load too many changes nothing else.
+"""
+
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from sglang_mi300a.moe.kernels import catalogue, steps, work_split
+from tests.moe.kernels import running
+
+KERNELS = catalogue.MATRIX_KERNELS
+KIB = 1024
+
+# Vector instructions a weight, at 16 and at 32 tokens, everything included. Reading 1 KiB costs a
+# wave about as long as 2 of them a weight, so beyond that the decode binds, not memory.
+VALU_A_WEIGHT = {
+    ("gate_up", "subnormals"): (1.5, 1.8),
+    ("gate_up", "bf8"): (2.1, 2.4),
+    ("gate_up", "bf16"): (0.1, 0.1),
+    ("down", "subnormals"): (1.6, 2.0),
+    ("down", "bf8"): (2.2, 2.7),
+    ("down", "bf16"): (0.2, 0.3),
+}
+UNPACKED = 0.07
+"""More of them with compilers after LLVM 19, which split a packed multiply-add into two where both
+fit into the time that a matrix instruction takes anyway."""
+
+SHORT_ROWS = 0.25
+"""More of them where K is 128: the same stores for half the weights."""
+
+
+@pytest.fixture(params=running.COMPILERS)
+def built(request):
+    """The code object of each compiler at hand."""
+    return running.machine(request.param)
+
+
+def waves_by_registers(registers):
+    granules = -(-registers // catalogue.REGISTER_GRANULE)
+    a_simd = catalogue.REGISTERS // (granules * catalogue.REGISTER_GRANULE)
+    return catalogue.SIMDS * min(a_simd, catalogue.MAX_WAVES)
+
+
+@cache
+def busy_run(compiler, kernel):
+    """Run a kernel over two and a half full units of one expert on one compute unit."""
+    inner = kernel.inner or 256
+    weights = running.random_weights(1, inner, bf16=kernel.weights == "bf16")
+    num_tokens = 2 * kernel.token_tile + kernel.token_tile // 2
+    batch = running.random_batch(num_tokens, 1, 1, "uniform")
+    layer = running.layer_of(weights, batch, kernel.weights, kernel.token_tile, num_cus=1)
+    buffers = running.buffers_of(layer, weights, batch)
+    by_expert = work_split.sort_pairs(batch.ids, 1, kernel.token_tile)
+    buffers[steps.WORK][: by_expert.work.nbytes] = by_expert.work.reshape(-1).view(np.uint8)
+    buffers[steps.TOKENS][:] = by_expert.tokens.view(np.uint8)
+    for name in (steps.SCALED, steps.INNER):  # values do not matter here
+        if name in buffers:
+            buffers[name][:] = 0
+    step = {"gate_up": steps.gate_up, "down": steps.down}[kernel.op](layer)
+    on = running.machine(compiler)
+    counters = running.launch(step, buffers, on=on)
+    rows, k = (2 * inner, running.HIDDEN) if kernel.op == "gate_up" else (running.HIDDEN, inner)
+    return counters, int(by_expert.work[0, 0]) * rows * k
+
+
+def steady_lines(counters):
+    """Return (line, class) of what a wave executes for each item, in the order of the loop."""
+    often = max(
+        count
+        for count, kind in zip(counters.executed, counters.classes, strict=True)
+        if kind == "mfma"
+    )
+    return often, [
+        (line, kind)
+        for line, kind, count in zip(
+            counters.lines, counters.classes, counters.executed, strict=True
+        )
+        if count == often
+    ]
+
+
+def is_record(line):
+    return line.mnemonic == "buffer_load_dwordx4"
+
+
+def test_the_catalogue_lists_what_the_code_object_has(built):
+    assert set(built.code.kernels) == {k.name for k in KERNELS} | set(catalogue.OTHER_KERNELS)
+
+
+@pytest.mark.parametrize("name", [k.name for k in KERNELS] + list(catalogue.OTHER_KERNELS))
+def test_no_kernel_spills_or_uses_scratch(built, name):
+    facts = built.kernel(name)
+    assert (facts.vgpr_spills, facts.sgpr_spills, facts.scratch_bytes, facts.agprs) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.name)
+def test_as_many_workgroups_fit_a_compute_unit_as_the_catalogue_says(built, kernel):
+    facts = built.kernel(kernel.name)
+    assert facts.vgprs <= kernel.registers
+    assert facts.lds_bytes == kernel.lds_bytes
+    assert facts.most_threads == kernel.threads
+    assert kernel.workgroups_per_cu * kernel.waves <= waves_by_registers(kernel.registers)
+    assert kernel.workgroups_per_cu * kernel.lds_bytes <= catalogue.LDS_BYTES
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.name)
+def test_enough_bytes_are_under_way(kernel):
+    # 3.5 TB/s over 228 compute units is 15.4 KB a microsecond, and a load takes 0.6 to 1.5 of them
+    # under load; beyond 64 KiB nothing is gained. At three waves a SIMD 12 * 3 records must do.
+    three_waves = kernel.op == "down" and kernel.token_tile == 32 and kernel.inner <= 256
+    assert kernel.bytes_under_way >= (36 if three_waves else 48) * KIB
+
+
+def records_left_at_each_wait(kernel, compiler):
+    """Return, for each wait of the loop, how many records may still be under way behind it.
+
+    Memory operations complete in order, so a wait for at most n leaves the n youngest.
+    """
+    counters, _ = busy_run(compiler, kernel)
+    _, steady = steady_lines(counters)
+    left = []
+    for place, (line, _) in enumerate(steady):
+        if "vmcnt" in line.wait:
+            loop = steady[place:] + steady[:place]  # its end is the youngest
+            memory = [one for one, kind in loop if kind.startswith("vmem")]
+            youngest = memory[max(len(memory) - line.wait["vmcnt"], 0) :]
+            left.append(sum(map(is_record, youngest)))
+    return left
+
+
+@pytest.mark.parametrize("compiler", running.COMPILERS)
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.name)
+def test_the_ring_is_full_at_every_wait(kernel, compiler):
+    left = records_left_at_each_wait(kernel, compiler)
+    values = kernel.item_rows * min(kernel.inner or 512, 512)  # of an item, a wave
+    record_values = 16 * (32 if kernel.weights == "bf16" else 128)
+    assert len(left) >= values // record_values  # each record is waited for
+    assert min(left) >= kernel.ring - 1
+
+
+@pytest.mark.parametrize("compiler", running.COMPILERS)
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.name)
+def test_a_record_is_sixteen_segments(kernel, compiler):
+    counters, _ = busy_run(compiler, kernel)
+    often, steady = steady_lines(counters)
+    records = [line.pc for line, _ in steady if is_record(line)]
+    use = [one for one in counters.memory if one.line.pc in records]
+    # The last item of each worker fills the ring with nothing.
+    nothing = kernel.ring * counters.waves
+    loads = often * len(records) - nothing
+    assert sum(one.segments for one in use) == 16 * loads
+
+
+@pytest.mark.parametrize("compiler", running.COMPILERS)
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.name)
+def test_executed_instructions_a_weight_stay_in_the_budget(kernel, compiler):
+    counters, weights = busy_run(compiler, kernel)
+    by_lane = weights / catalogue.LANES
+    limit = VALU_A_WEIGHT[kernel.op, kernel.weights][kernel.token_tile == 32]
+    if kernel.inner == 128:
+        limit += SHORT_ROWS * kernel.token_tile / 16
+    if compiler not in ("clang-19", "clang"):
+        limit += UNPACKED
+    assert counters.by_class["valu"] / by_lane <= limit
+    assert counters.by_class["mfma"] / by_lane == kernel.token_tile / 64
+
+
+@pytest.mark.parametrize("compiler", running.COMPILERS)
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.name)
+def test_the_loop_holds_nothing_but_its_work(kernel, compiler):
+    counters, _ = busy_run(compiler, kernel)
+    _, steady = steady_lines(counters)
+    mix = Counter(kind for _, kind in steady)
+    records = sum(is_record(line) for line, _ in steady)
+    blocks = 1 if kernel.weights == "bf16" else 4
+    assert mix["mfma"] == records * blocks * 2 * kernel.token_tile // 16
+    scales = 0 if kernel.weights == "bf16" else records
+    tokens = kernel.token_tile // 16 if kernel.op == "gate_up" else 0
+    assert mix["vmem_load"] == records + scales + tokens
+    assert mix["scratch"] == mix["vmem_atomic"] == mix["message"] == 0
+    # Scalar work is one stream's bookkeeping; it issues beside the vector unit.
+    assert mix["salu"] + mix["branch"] <= 64
+    # Idle issue slots that the matrix unit's latency leaves in one wave; others fill them.
+    idle = sum(int(line.operands[0]) + 1 for line, kind in steady if kind == "nop")
+    if kernel.weights != "bf16":
+        assert idle <= (mix["valu"] + mix["mfma"]) / 4
+
+
+def test_a_drained_ring_would_be_noticed():
+    """Stores and token loads do not count as records: a ring of eight is not seen in a four."""
+    kernel = catalogue.matrix_kernel("down", "subnormals", 16, 256)
+    with pytest.raises(AssertionError):
+        test_the_ring_is_full_at_every_wait(replace(kernel, ring=8), running.COMPILERS[0])
