@@ -170,7 +170,8 @@ class Meter:
                     self._in_evict = False
                     self.evict_s += took_s
                 if not self._depth:
-                    sys.setprofile(None)
+                    if self._count_calls:
+                        sys.setprofile(None)
                     self.cache_s += took_s
             if is_evict:
                 self.states += result.mamba_num_evicted
@@ -291,7 +292,7 @@ SESSIONS = (16, 48, 96, 128, 192)
 SLOTS = (64, 128, 256, 512, 1024)
 REPLIES = ("re-prefilled", "matched")
 TURNTAIL = ("turntail", "turntail+margin")
-NO_FLAGS = ("stock", *TURNTAIL)
+ENDS = ("stock", "turntail+margin")
 
 FOUR_A_REQUEST = ((48, 192), (96, 384), (128, 512))
 FIVE_A_REQUEST = ((48, 256), (96, 512), (128, 683))
@@ -311,9 +312,9 @@ BARS_GRID = [
 PUBLISHED_GRID = [
     cell
     for replies in REPLIES
-    for cell in _cells(itertools.product(SESSIONS, SLOTS), NO_FLAGS, replies=replies)
+    for cell in _cells(itertools.product(SESSIONS, SLOTS), ENDS, replies=replies)
 ]
-OVERLAP_GRID = _cells([(48, 240), (48, 320), (96, 480), (96, 640)], NO_FLAGS, overlap=True)
+OVERLAP_GRID = _cells([(48, 240), (48, 320), (96, 480), (96, 640)], ENDS, overlap=True)
 COST_PLACES = ((48, 192), (96, 384))
 
 
@@ -366,7 +367,7 @@ def measure(cell: Cell, size: Size) -> dict[str, Any]:
 def measure_cost(places: Iterable[tuple[int, int]], turns: int) -> list[dict[str, Any]]:
     """Return the Python calls a turn costs in the cache, by policy; a count, not a time."""
     rows = []
-    for cell in _cells(places, ("stock", "turntail+margin")):
+    for cell in _cells(places, ENDS):
         count = replay(cell, seed=SEEDS[0], warm_up_turns=turns, turns=turns, count_calls=True)
         rows.append(
             {
@@ -524,7 +525,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if bool(given.sessions) != bool(given.slots):
         parser.error("--sessions and --slots belong together")
-    size = Size(800, 1200, tuple(SEEDS[0] + n for n in range(given.seeds)))
+    size = Size(600, 1000, tuple(SEEDS[0] + n for n in range(given.seeds)))
     grid = BARS_GRID
     if given.sessions:
         places = list(itertools.product(given.sessions, given.slots))

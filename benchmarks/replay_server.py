@@ -159,6 +159,7 @@ class Server:
 
     Attributes:
         waiting: Requests not yet admitted, first come first served.
+        build_context: What the prefix cache was built from.
         cache: The prefix cache.
         num_prefilled: Tokens prefilled so far.
         num_evicted_states: Snapshots evicted so far.
@@ -195,30 +196,29 @@ class Server:
         )
         if get_radix_cache_factory(BACKEND) is None:
             register_radix_cache_backend(BACKEND, make_turn_tail_cache)
-        self.cache = create_tree_cache(
-            TreeCacheBuildContext(
-                server_args=args,
-                params=CacheInitParams(
-                    disable=False,
-                    req_to_token_pool=self.pool,
-                    token_to_kv_pool_allocator=self.kv,
-                    page_size=PAGE_TOKENS,
-                    is_eagle=True,
-                    enable_mamba_extra_buffer=True,
-                    chunked_prefill_size=setup.chunk_tokens,
-                ),
-                is_hybrid_swa=False,
-                is_hybrid_ssm=True,
-                enable_hierarchical_cache=False,
-                disable_radix_cache=False,
-                effective_chunked_prefill_size=setup.chunk_tokens,
-                tp_worker=None,
-                model_config=None,
-                tp_size=1,
-                tp_rank=0,
-                tp_group=None,
-            )
+        self.build_context = TreeCacheBuildContext(
+            server_args=args,
+            params=CacheInitParams(
+                disable=False,
+                req_to_token_pool=self.pool,
+                token_to_kv_pool_allocator=self.kv,
+                page_size=PAGE_TOKENS,
+                is_eagle=True,
+                enable_mamba_extra_buffer=True,
+                chunked_prefill_size=setup.chunk_tokens,
+            ),
+            is_hybrid_swa=False,
+            is_hybrid_ssm=True,
+            enable_hierarchical_cache=False,
+            disable_radix_cache=False,
+            effective_chunked_prefill_size=setup.chunk_tokens,
+            tp_worker=None,
+            model_config=None,
+            tp_size=1,
+            tp_rank=0,
+            tp_group=None,
         )
+        self.cache = create_tree_cache(self.build_context)
         self._args = args
         self._model = SimpleNamespace(vocab_size=1 << 30, is_encoder_decoder=False)
         self._spec = SpeculativeAlgorithm.from_string(args.speculative_algorithm)

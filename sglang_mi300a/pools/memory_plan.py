@@ -15,6 +15,7 @@ from sglang_mi300a.pools.pool_sizes import (
     RankSizes,
     Scheduler,
     admitted_requests,
+    budget_state_bytes,
     effective_fraction,
     request_table_bytes,
 )
@@ -319,11 +320,11 @@ class Plan:
         charged = (
             weights.target
             + (weights.draft + weights.lent if drafts else 0)
-            + (asked.state_slots + 1) * sizes.slot_bytes(drafts, replay=asked.replay)
+            + budget_state_bytes(
+                sizes, asked.state_slots, asked.max_running_requests, drafts, replay=asked.replay
+            )
             + asked.kv_tokens * sizes.budget_token_bytes(with_draft=bool(drafts))
         )
-        if drafts and not asked.replay:
-            charged += (asked.max_running_requests + 1) * drafts * sizes.state_bytes
         needed = charged / available_bytes
         kept = effective_fraction(1.0, aiter=asked.aiter, context_tokens=asked.context_tokens)
         passed = asked.mem_fraction

@@ -320,6 +320,17 @@ def _waitcnt(line: Line, opcode: Opcode, record, index_at) -> set[str]:
     return set()
 
 
+_INDEXED = {"SRC0": 1, "SRC1": 2, "SRC2": 4, "DST": 8}
+
+
+def _index_mode(line: Line, opcode: Opcode, record, index_at) -> set[str]:
+    index, which = line.operands
+    names = which.removeprefix("gpr_idx(").removesuffix(")").split(",")
+    mode = sum(_INDEXED[name] for name in names if name)
+    _put_sources(record, [op.source(index, "u32"), Operand(op.CONSTANT, value=mode)])
+    return set(line.modifiers)
+
+
 def _hardware_register(line: Line, opcode: Opcode, record, index_at) -> set[str]:
     out, _, which = line.operands[0].partition(", ")
     if which != "hwreg(HW_REG_XCC_ID)":
@@ -484,6 +495,7 @@ _FORMS: dict[str, Callable[..., set[str]]] = {
     "next_pc": _next_pc,
     "waitcnt": _waitcnt,
     "hardware_register": _hardware_register,
+    "index_mode": _index_mode,
     "memory_load": _memory_load,
     "memory_store": _memory_store,
     "memory_atomic": _memory_atomic,

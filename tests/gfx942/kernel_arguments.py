@@ -13,6 +13,7 @@ import numpy as np
 
 from tests.gfx942.code_object import Argument, Kernel
 from tests.gfx942.memory_map import MemoryMap
+from tests.gfx942.operands import PRIVATE_APERTURE, SHARED_APERTURE
 
 ALIGNMENT = 64
 """The runtime rounds the block up to this; compilers load past its end, and use nothing of it."""
@@ -32,6 +33,18 @@ class Pointer:
 
     array: np.ndarray
     offset_bytes: int = 0
+
+
+_NOT_THERE = {
+    f"hidden_{name}"
+    for name in (
+        "none dynamic_lds_size hostcall_buffer multigrid_sync_arg heap_v1 default_queue "
+        "completion_action printf_buffer queue_ptr"
+    ).split()
+}
+"""What no runtime here provides: null, so that a kernel that uses it is stopped."""
+
+_APERTURES = {"hidden_private_base": PRIVATE_APERTURE, "hidden_shared_base": SHARED_APERTURE}
 
 
 @dataclass(frozen=True)
@@ -111,8 +124,10 @@ def _hidden(kind: str, shape: Shape) -> int:
     if kind == "hidden_grid_dims":
         used = [k for k in range(3) if shape.grid[k] * shape.block[k] > 1]
         return max(used, default=0) + 1
-    if kind in ("hidden_none", "hidden_dynamic_lds_size"):
+    if kind in _NOT_THERE:
         return 0
+    if kind in _APERTURES:
+        return _APERTURES[kind] >> 32
     raise ValueError(f"hidden argument {kind} is not supported")
 
 

@@ -272,7 +272,8 @@ def _user_scalars(kernel: Kernel) -> np.ndarray:
     ):
         if not kernel.properties >> bit & 1:
             continue
-        values = {"dispatch packet": _PACKET_BASE, "arguments": _KERNARG_BASE, "dispatch id": 0}
+        values = {"dispatch packet": _PACKET_BASE, "arguments": _KERNARG_BASE}
+        values |= {"dispatch id": 0, "queue": 0}  # there is no queue: null
         if name not in values:
             raise ValueError(f"{kernel.name}: user scalar {name} is not supported")
         words += [values[name] & 0xFFFFFFFF, values[name] >> 32][:count]

@@ -20,12 +20,15 @@ WHOLE_REGISTER = 6
 FIRST_ACCUMULATOR = 256
 VCC, M0, EXEC = 106, 124, 126
 
+SHARED_APERTURE, PRIVATE_APERTURE = 0x00010000 << 32, 0x00020000 << 32
+"""Where flat addresses mean LDS and scratch, as in ``core/instruction.h``."""
+
 PARTS = {f"BYTE_{k}": k for k in range(4)} | {"WORD_0": 4, "WORD_1": 5, "DWORD": 6}
 
 _NAMED = {"vcc": VCC, "vcc_lo": VCC, "vcc_hi": VCC + 1, "m0": M0, "exec": EXEC, "exec_lo": EXEC}
 _NAMED |= {"exec_hi": EXEC + 1, "flat_scratch": 102, "flat_scratch_lo": 102, "flat_scratch_hi": 103}
 _CONDITIONS = {"src_vccz": 0, "src_execz": 1, "src_scc": 2, "vccz": 0, "execz": 1, "scc": 2}
-_APERTURES = {"src_shared_base": 0x00010000 << 32, "src_private_base": 0x00020000 << 32}
+_APERTURES = {"src_shared_base": SHARED_APERTURE, "src_private_base": PRIVATE_APERTURE}
 _REGISTER = re.compile(r"^(?:([vas])(\d+)|([vas])\[(\d+):(\d+)\]|ttmp(\d+))$")
 _FLOAT = re.compile(r"^-?\d+\.\d+(?:e[-+]?\d+)?$")
 _INTEGER = re.compile(r"^-?(?:0x[0-9a-f]+|\d+)$")

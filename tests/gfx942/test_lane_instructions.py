@@ -28,6 +28,17 @@ TEXTS = {
     "write": "s_mov_b32 m0, s17\n  v_writelane_b32 v20, s16, m0",
     "mbcnt": "v_mbcnt_lo_u32_b32 v20, s16, v10\n  v_mbcnt_hi_u32_b32 v21, s17, v20",
     "swap": "v_swap_b32 v20, v21",
+    "indexed": """s_mov_b32 s18, 2
+        s_set_gpr_idx_on s18, gpr_idx(SRC0)
+        v_mov_b32 v20, v10
+        s_set_gpr_idx_off
+        s_set_gpr_idx_on s18, gpr_idx(SRC1,DST)
+        v_sub_u32 v19, v10, v11
+        s_mov_b32 s18, 3
+        s_set_gpr_idx_idx s18
+        v_sub_u32 v19, v10, v11
+        s_set_gpr_idx_off
+        v_mov_b32 v23, v10""",
     "accumulators": """v_accvgpr_write_b32 a3, v10
         v_accvgpr_mov_b32 a7, a3
         v_accvgpr_read_b32 v20, a7
@@ -112,6 +123,16 @@ def test_swap_exchanges_active_lanes(run):
     on = np.array([active >> lane & 1 for lane in range(64)], bool)
     np.testing.assert_array_equal(found[0], np.where(on, vectors[0, 9], vectors[0, 8]))
     np.testing.assert_array_equal(found[1], np.where(on, vectors[0, 8], vectors[0, 9]))
+
+
+def test_registers_are_indexed_by_m0_where_the_mode_says(run):
+    """ISA guide, chapter 6.6 (VGPR indexing): S_SET_GPR_IDX_ON, _IDX, _OFF."""
+    vectors, scalars = inputs(12)
+    found = run("indexed", vectors, scalars)
+    np.testing.assert_array_equal(found[0], vectors[0, 2])
+    np.testing.assert_array_equal(found[1], vectors[0, 0] - vectors[0, 3])
+    np.testing.assert_array_equal(found[2], vectors[0, 0] - vectors[0, 4])
+    np.testing.assert_array_equal(found[3], vectors[0, 0])
 
 
 def test_accumulators_are_written_moved_and_read(run):

@@ -1,6 +1,7 @@
 """A manifest says the same after a round trip, and whatever is wrong with one is named."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from sglang_mi300a import artifact_manifest
 from sglang_mi300a.artifact_manifest import FileFacts, Manifest, TensorFacts
 from sglang_mi300a.errors import UserError
+from tests import repository
 
 PATH = Path("out") / "manifest.json"
 FILES = ("rank-0/target-part-00000.safetensors", "rank-1/target-part-00000.safetensors")
@@ -62,6 +64,16 @@ def test_what_is_written_is_read_back(tmp_path):
 def test_its_text_is_json_with_the_keys_others_read():
     data = json.loads(manifest().render())
     assert (data["tp"], data["ep"], data["has_draft"], data["layout"]) == (2, 1, False, "plain/1")
+
+
+def test_its_keys_are_those_that_are_documented():
+    keys = set(json.loads(manifest().render()))
+    page = (repository.ROOT / "docs" / "artifact.md").read_text()
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    assert {key for row in rows for key in re.findall("`(.*?)`", row)} == keys
+    assert f"format version {artifact_manifest.VERSION}\n" in page
+    text = artifact_manifest.__doc__.replace("self_xxh3_128``", "")
+    assert all(re.search(rf"\b{key}\b", text) for key in keys - {"self_xxh3_128"})
 
 
 def test_an_artifact_without_tensors_of_its_own_is_readable():

@@ -67,6 +67,21 @@ void barrier(Wave& wave, const Instruction&, const Opcode&) { wave.state = WaveS
 
 void end_program(Wave& wave, const Instruction&, const Opcode&) { wave.state = WaveState::kEnded; }
 
+// Vector registers indexed by m0, until switched off. ISA guide, chapter 6.6 (VGPR indexing).
+void index_on(Wave& wave, const Instruction& i, const Opcode&) {
+  const u32 index = static_cast<u32>(scalar_value(wave, i.in[0])) & 0xff;
+  const u32 mode = static_cast<u32>(i.in[1].value);
+  wave.index_mode = mode;
+  wave.write_scalar(kM0, index | mode << 12);
+}
+
+void index_off(Wave& wave, const Instruction&, const Opcode&) { wave.index_mode = 0; }
+
+void index_again(Wave& wave, const Instruction& i, const Opcode&) {
+  const u32 index = static_cast<u32>(scalar_value(wave, i.in[0])) & 0xff;
+  wave.write_scalar(kM0, (wave.scalar[kM0] & ~0xffu) | index);
+}
+
 void nothing(Wave&, const Instruction&, const Opcode&) {}
 
 // Write-backs and invalidations of caches count as vector memory that completes in order.
@@ -103,6 +118,9 @@ void add_control() {
 
   special("s_waitcnt", "waitcnt", "", IssueClass::waitcnt, wait_counts);
   special("s_barrier", "plain", "", IssueClass::barrier, barrier);
+  special("s_set_gpr_idx_on", "index_mode", "(u32)", IssueClass::salu, index_on);
+  special("s_set_gpr_idx_off", "plain", "", IssueClass::salu, index_off);
+  special("s_set_gpr_idx_idx", "scalar", "(u32)", IssueClass::salu, index_again);
   special("s_nop", "ignored", "", IssueClass::nop, nothing);
   for (const char* name : {"s_sleep", "s_setprio", "s_icache_inv", "s_dcache_inv", "s_dcache_wb",
                            "s_dcache_inv_vol", "s_dcache_wb_vol"}) {

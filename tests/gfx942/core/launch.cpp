@@ -84,6 +84,7 @@ void start_wave(Wave& wave, Launch& launch, Group& group, u32 number, const u32*
   wave.next = launch.entry;
   wave.state = WaveState::kRunning;
   wave.scc = 0;
+  wave.index_mode = 0;
   wave.vector_memory.clear();
   wave.lds_and_scalar.clear();
   wave.lds_written.clear();

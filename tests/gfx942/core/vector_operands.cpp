@@ -12,6 +12,8 @@ namespace {
 constexpr int kResult = 2 * kMaxInputs;
 constexpr int kBits = kResult + 2;
 
+constexpr int kIndexedOut = 3;  // the destination's bit of Wave::index_mode
+
 u32 part_of(u32 word, u8 part, bool is_signed) {
   if (part == kDword) return word;
   if (part >= kWord0) {
@@ -98,7 +100,7 @@ Source raw_source(Wave& wave, const Operand& o, int slot, u64 lanes) {
   switch (o.kind) {
     case kVector:
       for (int k = 0; k < o.words; ++k) {
-        const int index = o.index + (k == 0 ? first : second);
+        const int index = wave.indexed(o.index, slot) + (k == 0 ? first : second);
         wave.check_read(index, lanes);
         s.word[k] = wave.vector[index];
       }
@@ -238,11 +240,12 @@ void execute_vector(Wave& wave, const Instruction& i, const Opcode& opcode) {
     return;
   }
 
-  for (int k = 0; k < i.out.words; ++k) wave.check_write(i.out.index + k, lanes);
+  const int out_index = wave.indexed(i.out.index, kIndexedOut);
+  for (int k = 0; k < i.out.words; ++k) wave.check_write(out_index + k, lanes);
   const bool in_place = lanes == kAllLanes && !i.sdwa && i.merge == kWhole && !i.clamp;
   Target result;
   for (int k = 0; k < 2; ++k) {
-    result.word[k] = in_place && k < i.out.words ? wave.vector[i.out.index + k]
+    result.word[k] = in_place && k < i.out.words ? wave.vector[out_index + k]
                                                  : wave.scratch_words[kResult + k];
   }
   opcode.lanes(in, result, bits);
@@ -250,7 +253,7 @@ void execute_vector(Wave& wave, const Instruction& i, const Opcode& opcode) {
   if (!in_place) {
     const bool whole = !i.sdwa && i.merge == kWhole;
     for (int k = 0; k < i.out.words; ++k) {
-      u32* out = wave.vector[i.out.index + k];
+      u32* out = wave.vector[out_index + k];
       if (whole) {
         blend(out, result.word[k], lanes);
       } else {

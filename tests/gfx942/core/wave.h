@@ -88,6 +88,7 @@ struct Wave {
   bool pending_scalar[kNumScalars];
   bool unwritten_scalar[kNumScalars];
   u32 scc;
+  u32 index_mode;  // s_set_gpr_idx_on: bits 0 to 2 sources, bit 3 the destination are indexed by m0
   u32 next;  // index of the instruction to run next
   u32 number;
   WaveState state;
@@ -99,6 +100,11 @@ struct Wave {
   const Allocation* last_allocation;
   Group* group;
   Launch* launch;
+
+  // The register that an operand means, when registers are indexed.
+  int indexed(int index, int bit) const {
+    return index_mode >> bit & 1 ? index + static_cast<int>(scalar[kM0] & 0xff) : index;
+  }
 
   u64 exec() const { return scalar64(kExec); }
   u64 scalar64(int index) const { return scalar[index] | static_cast<u64>(scalar[index + 1]) << 32; }

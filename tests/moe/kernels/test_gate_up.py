@@ -15,10 +15,8 @@ NUM_EXPERTS, TOP_K = 5, 2
 UNTOUCHED = 0xFFFF
 
 
-def gate_up(
-    kernel, batch, inner=32, *, num_cus=2, order="forward", seed=0, num_experts=NUM_EXPERTS
-):
-    """Run the launch on units of the reference; return inner values per row, and the sort."""
+def prepared(kernel, batch, inner, num_cus, num_experts=NUM_EXPERTS):
+    """Return the launch, its buffers with units of the reference, the sort, and the weights."""
     bf16 = kernel.weights == "bf16"
     weights = running.random_weights(num_experts, inner, 64, bf16=bf16)
     layer = running.layer_of(weights, batch, kernel.weights, kernel.token_tile, num_cus=num_cus)
@@ -33,6 +31,20 @@ def gate_up(
     buffers[steps.W13_STREAM] = running.stream_of(weights, "w13", kernel.weights)
     step = steps.gate_up(layer)
     assert step.kernel == kernel.name
+    return step, buffers, by_expert, weights
+
+
+def counted(kernel, batch):
+    """Run the launch; return what it executed, and the sort."""
+    step, buffers, by_expert, _ = prepared(kernel, batch, 32, 1)
+    return running.launch(step, buffers), by_expert
+
+
+def gate_up(
+    kernel, batch, inner=32, *, num_cus=2, order="forward", seed=0, num_experts=NUM_EXPERTS
+):
+    """Run the launch; return inner values per row, the sort, and the weights."""
+    step, buffers, by_expert, weights = prepared(kernel, batch, inner, num_cus, num_experts)
     running.launch(step, buffers, order, seed)
     return buffers[steps.INNER].view(np.uint16).reshape(-1, inner), by_expert, weights
 
@@ -88,6 +100,29 @@ def test_inner_values_do_not_depend_on_scheduling(kernel):
 @pytest.mark.parametrize("kernel", VARIANTS, ids=lambda k: k.name)
 def test_any_power_of_two_of_items_will_do(kernel, inner):
     assert_right(kernel, running.random_batch(20, NUM_EXPERTS, TOP_K, "uniform"), inner)
+
+
+@pytest.mark.parametrize("kernel", VARIANTS, ids=lambda k: k.name)
+def test_only_rows_that_exist_are_read_and_once_per_unit_and_workgroup(kernel):
+    """Activations cost the path to memory per row; a unit of one token must not read sixteen."""
+    batch = running.random_batch(9, NUM_EXPERTS, TOP_K, "concentrated")
+    counters, by_expert = counted(kernel, batch)
+    units = by_expert.work[1 : 1 + by_expert.work[0, 0]]
+    items = 2
+    workgroups = counters.workgroups
+    rows = sum(
+        int(units[unit, 2])
+        for worker in range(workgroups)
+        for unit in {
+            position // items
+            for position in work_split.share_of(worker, workgroups, len(units) * items)
+        }
+    )
+    per_item = 32 * running.HIDDEN // (16 * (32 if kernel.weights == "bf16" else 128))
+    records = len(units) * items * per_item
+    blocks = running.HIDDEN // 32
+    loads = [one for one in counters.memory if one.line.mnemonic == "buffer_load_dwordx4"]
+    assert sum(one.segments for one in loads) == 16 * records + rows * blocks
 
 
 @pytest.mark.slow

@@ -1,0 +1,134 @@
+"""SGLang's own cache classes in this process, imported as on the CPU engine."""
+
+from __future__ import annotations
+
+import importlib
+import random
+from array import array
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from sglang_mi300a.cpu_engine import recipe
+
+SYSTEM = range(5_000, 6_000)
+
+
+@pytest.fixture(scope="session")
+def replay_server() -> Iterator[ModuleType]:
+    """``benchmarks.replay_server``, which imports SGLang; takes some 10 s, once a session."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(recipe.standins_path()))
+        # SGLang asks whether it runs on a CPU once, while it is imported.
+        patch.setenv("SGLANG_USE_CPU_ENGINE", "1")
+        patch.setenv("TORCH_COMPILE_DISABLE", "1")
+        importlib.import_module("sglang_mi300a.torchvision_schemas").define_missing()
+        module = importlib.import_module("benchmarks.replay_server")
+    yield module
+
+
+@pytest.fixture(scope="session")
+def cache_replay(replay_server: ModuleType) -> ModuleType:
+    """``benchmarks.cache_replay``."""
+    return importlib.import_module("benchmarks.cache_replay")
+
+
+@pytest.fixture
+def serve(replay_server: ModuleType) -> Iterator[Callable[..., Any]]:
+    """Return a function that starts a small server: policy by name, then sizes."""
+    servers: list[Any] = []
+
+    def start(policy: str = "turntail", **sizes: Any) -> Any:
+        setup = {"slots": 24, "max_running": 4, "kv_tokens": 16_000, **sizes}
+        setup["policy"] = replay_server.POLICIES[policy]
+        servers.append(replay_server.Server(replay_server.Setup(**setup), random.Random(7)))
+        return servers[-1]
+
+    yield start
+    for server in reversed(servers):
+        server.close()
+
+
+class Chat:
+    """One conversation with a small server, turn by turn.
+
+    Attributes:
+        req: The last turn's request.
+    """
+
+    def __init__(self, server: Any, name: str, *, system_tokens: int = 0) -> None:
+        self._server, self._name, self._at = server, name, 0
+        self._rng = random.Random(name)
+        self._history = array("q", SYSTEM[:system_tokens])
+        self.req: Any = None
+
+    def tokens(self, count: int) -> array[int]:
+        return array("q", (self._rng.randrange(10_000, 1_000_000) for _ in range(count)))
+
+    def start(self, prompt_tokens: int, reply_tokens: int = 4, *, drop: int = 2) -> Any:
+        """Send the next turn so that its prompt has ``prompt_tokens``; it shares all but ``drop``
+        tokens of the last prompt, and none of the last reply."""
+        kept = self._history[: len(self._history) - drop] if self._at else self._history
+        prompt = kept + self.tokens(prompt_tokens - len(kept))
+        return self.send(prompt, reply_tokens)
+
+    def send(self, prompt: array[int], reply_tokens: int = 4) -> Any:
+        """Send a prompt."""
+        self._history = prompt
+        self.req = self._server.submit(
+            f"{self._name}-{self._at}", prompt, self.tokens(reply_tokens)
+        )
+        self._at += 1
+        return self.req
+
+    def turn(self, prompt_tokens: int, reply_tokens: int = 4, *, drop: int = 2) -> Any:
+        """Send a turn and wait for its end."""
+        req = self.start(prompt_tokens, reply_tokens, drop=drop)
+        finish(self._server, req)
+        return req
+
+    def follow_up(self, more_tokens: int, reply_tokens: int = 4) -> Any:
+        """Send a turn whose prompt holds the last reply as generated, and wait for its end."""
+        reply = self.req.output_ids[: self.req.sampling_params.max_new_tokens]
+        req = self.send(self._history + reply + self.tokens(more_tokens), reply_tokens)
+        finish(self._server, req)
+        return req
+
+
+def finish(server: Any, *reqs: Any) -> None:
+    """Run passes until these requests have ended."""
+    waited_for = {id(req) for req in reqs}
+    for _ in range(2_000):
+        waited_for -= {id(req) for req in server.step()[2]}
+        if not waited_for:
+            return
+    raise AssertionError("the requests do not end")
+
+
+def depths(server: Any) -> list[int]:
+    """Token counts of the stored snapshots, in ascending order."""
+    return sorted(len(tokens) for _, tokens in server.snapshots())
+
+
+def policy_of(server: Any) -> Any:
+    """Return the server's state component."""
+    return server.cache.components[type(server.cache.tree_components[0])["MAMBA"]]
+
+
+def victims(server: Any, count: int) -> list[int]:
+    """Token counts of the snapshots that would go, first to last, if ``count`` slots were needed.
+
+    Read from the order without evicting; locked ones are passed over as SGLang's walk does.
+    """
+    component = policy_of(server)
+    order = server.cache.tree_core.lru_lists[component.component_type]
+    named = {id(node): len(tokens) for node, tokens in server.snapshots()}
+    found, node = [], order.get_lru_no_lock()
+    while node is not None and len(found) < count:
+        found.append(named[id(node)])
+        node = order.get_prev_no_lock(node)
+    return found
+
+
