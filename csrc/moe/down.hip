@@ -5,17 +5,15 @@
 // Arguments: see DOWN_ARGUMENTS below. Routing weights and the sum over a token's experts are
 // sum_slots.hip's.
 // Reference   sglang_mi300a/moe/reference.py, expert_layer
-// Test        tests/moe/kernels/test_down.py, test_expert_layer.py,
-//             test_static_budget.py
+// Test        tests/moe/kernels/test_down.py, test_expert_layer.py, test_static_budget.py
 // Called by   the steps of sglang_mi300a/moe/kernels/steps.py
 //
 // Work split  K up to 512: each wave for itself takes a run of (unit, item) pairs; an item is 32
 //             output rows (64 for K = 128). The unit's activations stay in registers for all its
 //             items. K = 1024: two waves a workgroup, each with half of K.
 // Weights     one stream a worker and expert, read in order.
-// LDS         none up to K = 512. K = 1024: partial sums, double-buffered, one barrier an item, 8
-// KiB
-//             for 16 tokens and 16 KiB for 32; each wave finishes half of the item's results.
+// LDS         none up to K = 512. K = 1024: partial sums, double-buffered, one barrier an item,
+//             8 KiB for 16 tokens and 16 KiB for 32; each wave finishes half of the results.
 // Order       every sum has one order, whatever the grid and the scheduling.
 // Evidence    E1 for the result and the instruction counts, E3 for the time.
 #include "work_units.h"
@@ -175,8 +173,8 @@ DEVICE void down(const u8* stream, u32 stream_bytes, const u8* inner, const u32x
     }
     keep_order();
 
-    if (is_last) return;
     after_next.needed_here();
+    if (is_last) return;
     ++position;
     if ((position & item_mask) == 0) load_activations(next);
     unit = next;

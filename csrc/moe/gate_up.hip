@@ -7,8 +7,7 @@
 //
 // Arguments: see GATE_UP_ARGUMENTS below.
 // Reference   sglang_mi300a/moe/reference.py, expert_layer (its inner values, times factor)
-// Test        tests/moe/kernels/test_gate_up.py, test_expert_layer.py,
-//             test_static_budget.py
+// Test        tests/moe/kernels/test_gate_up.py, test_expert_layer.py, test_static_budget.py
 // Called by   the steps of sglang_mi300a/moe/kernels/steps.py
 //
 // Work split  a workgroup of 8 waves takes a run of (unit, item) pairs; an item is 16 gate rows and
@@ -160,8 +159,8 @@ DEVICE void gate_up(const u8* stream, u32 stream_bytes, const u8* activations, u
       }
     }
 
-    if (is_last) return;
     after_next.needed_here();
+    if (is_last) return;
     ++position;
     if ((position & item_mask) == 0) load_activations(next);
     unit = next;

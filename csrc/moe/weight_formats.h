@@ -32,27 +32,10 @@ template <u32 kByte>
 DEVICE float exponent_from_byte(u32 word, u32 twenty_three) {
   u32 bits;
   // One instruction; C++ spells it with two. Not volatile: the compiler may place it.
-  if constexpr (kByte == 0) {
-    asm("v_lshlrev_b32_sdwa %0, %1, %2 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD "
-        "src1_sel:BYTE_0"
-        : "=v"(bits)
-        : "s"(twenty_three), "v"(word));
-  } else if constexpr (kByte == 1) {
-    asm("v_lshlrev_b32_sdwa %0, %1, %2 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD "
-        "src1_sel:BYTE_1"
-        : "=v"(bits)
-        : "s"(twenty_three), "v"(word));
-  } else if constexpr (kByte == 2) {
-    asm("v_lshlrev_b32_sdwa %0, %1, %2 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD "
-        "src1_sel:BYTE_2"
-        : "=v"(bits)
-        : "s"(twenty_three), "v"(word));
-  } else {
-    asm("v_lshlrev_b32_sdwa %0, %1, %2 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD "
-        "src1_sel:BYTE_3"
-        : "=v"(bits)
-        : "s"(twenty_three), "v"(word));
-  }
+  asm("v_lshlrev_b32_sdwa %0, %1, %2 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD "
+      "src1_sel:BYTE_%3"
+      : "=v"(bits)
+      : "s"(twenty_three), "v"(word), "n"(kByte));
   return float_of(bits);
 }
 

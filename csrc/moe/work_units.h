@@ -14,10 +14,11 @@ struct Unit {
   u32 num_rows;   // 1 .. the token tile
   u32 unused;
 
-  // The words are complete here. Also keeps the unused one out of the allocator's hands: a register
-  // of a load under way must be waited for before it holds something else.
+  // The words are complete here, not before and not after: the load stays where it was written and
+  // is not waited for until then. Names the unused word too, which keeps its register from holding
+  // something else while the load is under way.
   DEVICE void needed_here() {
-    asm volatile("" : "+s"(expert), "+s"(first_row), "+s"(num_rows), "+s"(unused));
+    asm volatile("" : "+s"(expert), "+s"(first_row), "+s"(num_rows) : "s"(unused));
   }
 };
 

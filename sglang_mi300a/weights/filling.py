@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import xxhash
@@ -28,7 +29,10 @@ Bytes = NDArray[np.uint8]
 
 
 class LoadSink(Sink, Protocol):
-    """Where a rank's tensors are loaded to."""
+    """Where a rank's tensors are loaded to.
+
+    Parts of one tensor may be written in any order, by several threads at once.
+    """
 
     @property
     def is_straight(self) -> bool:
@@ -104,34 +108,85 @@ def from_artifact(
     """
     ring = Ring(options.ring_bytes, options.threads)
     checked = {t.name for i, t in enumerate(tensors) if options.verifies(i, t.size)}
+    sums = _Checksums(checked)
     peak = PeakMemory()
 
-    def load(tensor: TensorFacts) -> None:
-        check = tensor.name in checked
-        hasher = xxhash.xxh3_128()
+    def load(chunk: _Chunk) -> None:
+        tensor, at, size = chunk
         path = artifact.path(tensor)
         target = sink.destination(tensor.name)
         with ring.buffer() as buffer:
-            for at in range(0, tensor.size, ring.max_read_bytes):
-                size = min(ring.max_read_bytes, tensor.size - at)
-                if target is not None:
-                    data = files.read_into(path, tensor.offset + at, target[at : at + size])
-                else:
-                    data = files.read(path, tensor.offset + at, size, buffer)
-                    sink.write(tensor.name, at, data)
-                if check:
-                    hasher.update(data.data)
-                peak.sample()
-                advance(size)
-        if check and hasher.hexdigest() != tensor.xxh3_128:
-            raise wrong_checksum(path, tensor, hasher.hexdigest())
+            if target is not None:
+                data = files.read_into(path, tensor.offset + at, target[at : at + size])
+            else:
+                data = files.read(path, tensor.offset + at, size, buffer)
+                sink.write(tensor.name, at, data)
+            found = sums.update(tensor, at, data)
+        peak.sample()
+        advance(size)
+        if found is not None and found != tensor.xxh3_128:
+            raise wrong_checksum(path, tensor, found)
 
     begin = time.perf_counter()
     with sink.pinned(ring.buffers), Files(direct=not sink.is_straight) as files:
-        _run_all(load, tensors, sink, options.threads)
+        chunks = [chunk for tensor in tensors for chunk in _chunks(tensor, ring.max_read_bytes)]
+        _run_all(load, chunks, sink, options.threads, on_failure=sums.stop)
     num_verified = sum(tensor.size for tensor in tensors if tensor.name in checked)
     ring.release()
     return _report("artifact", begin, files.counts, num_verified, peak, sink.is_straight)
+
+
+class _Chunk(NamedTuple):
+    """One read."""
+
+    tensor: TensorFacts
+    at: int
+    size: int
+
+
+def _chunks(tensor: TensorFacts, max_read_bytes: int) -> Iterator[_Chunk]:
+    """Yield a tensor's reads; one of no bytes where it has none, for its checksum."""
+    for at in range(0, max(tensor.size, 1), max_read_bytes):
+        yield _Chunk(tensor, at, min(max_read_bytes, tensor.size - at))
+
+
+class _Checksums:
+    """Checksums of tensors whose reads are done by several threads at once.
+
+    Reads begin in order, so whoever waits for its turn waits for a read that has begun.
+    """
+
+    def __init__(self, names: set[str]) -> None:
+        self._hashers = {name: xxhash.xxh3_128() for name in names}
+        self._next = dict.fromkeys(names, 0)
+        self._turn = threading.Condition()
+        self._stopped = False
+
+    def update(self, tensor: TensorFacts, at: int, data: Bytes) -> str | None:
+        """Take a read's bytes when those before it were taken.
+
+        Returns:
+            The checksum, after the last byte of a tensor that is to be checked.
+        """
+        name = tensor.name
+        if name not in self._hashers:
+            return None
+        with self._turn:
+            self._turn.wait_for(lambda: self._stopped or self._next[name] == at)
+            if self._stopped:
+                return None
+        self._hashers[name].update(data.data)
+        with self._turn:
+            self._next[name] += data.nbytes
+            self._turn.notify_all()
+            is_last = self._next[name] == tensor.size
+        return self._hashers[name].hexdigest() if is_last else None
+
+    def stop(self) -> None:
+        """Let nobody wait any more: a read failed."""
+        with self._turn:
+            self._stopped = True
+            self._turn.notify_all()
 
 
 def from_checkpoint(
@@ -190,12 +245,24 @@ class _Noting:
         self._advance(data.nbytes)
 
 
-def _run_all(work: Callable[[_T], None], items: Sequence[_T], sink: Sink, threads: int) -> None:
+def _run_all(
+    work: Callable[[_T], None],
+    items: Sequence[_T],
+    sink: Sink,
+    threads: int,
+    on_failure: Callable[[], None] = lambda: None,
+) -> None:
     with ThreadPoolExecutor(threads, "weights", initializer=sink.start_thread) as pool:
         futures = [pool.submit(work, item) for item in items]
         try:
             finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            failed = any(future.exception() is not None for future in finished)
+        except BaseException:
+            failed = True
+            raise
         finally:
+            if failed:
+                on_failure()
             for future in futures:
                 future.cancel()
     for future in finished:

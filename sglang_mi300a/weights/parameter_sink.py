@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import torch
@@ -81,6 +81,7 @@ class ParameterSink:
             for buffer in buffers:
                 address = buffer.ctypes.data
                 if int(runtime.cudaHostRegister(address, buffer.nbytes, 0)) != 0:
+                    self._forget_last_error()
                     break
                 registered.append(address)
         try:
@@ -88,6 +89,11 @@ class ParameterSink:
         finally:
             for address in registered:
                 torch.cuda.cudart().cudaHostUnregister(address)
+
+    def _forget_last_error(self) -> None:
+        """Take a refused call's error from the runtime; the next kernel launch would raise it."""
+        with suppress(RuntimeError):
+            torch.zeros(1, device=self._device)
 
     def start_thread(self) -> None:
         """Make the parameters' device this thread's own, which for a new thread is the first."""

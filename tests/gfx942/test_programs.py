@@ -364,6 +364,35 @@ def test_64_bit_multiplication_shift_and_comparison():
     np.testing.assert_array_equal(order, np.sign((a > b).astype(int) - (a < b).astype(int)))
 
 
+def test_integers_are_divided_as_compilers_do_it():
+    rng = np.random.default_rng(23)
+    a, b = rng.integers(1, 1 << 64, (2, 256), dtype=np.uint64)
+    a[:6] = [0, 1, (1 << 64) - 1, 1 << 63, 1 << 32, (1 << 31) - 1]
+    b[:6] = [1, (1 << 64) - 1, 3, 10, (1 << 32) + 1, 1]
+    b[100:] >>= rng.integers(0, 60, 156, dtype=np.uint64)
+    b |= np.uint64(1)
+    narrow, with_sign = np.zeros((256, 2), np.uint32), np.zeros((256, 2), np.int32)
+    wide = np.zeros((256, 2), np.uint64)
+    program("division").launch("divide_integers", (1,), (256,), [a, b, narrow, with_sign, wide])
+    np.testing.assert_array_equal(wide, np.stack([a // b, a % b], 1))
+    x, y = a.astype(np.uint32), b.astype(np.uint32)
+    np.testing.assert_array_equal(narrow, np.stack([x // y, x % y], 1))
+    x, y = x.astype(np.int32).astype(np.int64), y.astype(np.int32).astype(np.int64)
+    quotient = np.abs(x) // np.abs(y) * np.sign(x) * np.sign(y)
+    expected = np.stack([quotient, x - quotient * y], 1).astype(np.int32)
+    np.testing.assert_array_equal(with_sign, expected)
+
+
+@every_order
+def test_sixteen_waves_share_lds_and_release_their_results(order, seed):
+    values = np.random.default_rng(24).integers(0, 1 << 32, 1024, dtype=np.uint32)
+    out, flag = np.zeros(1024, np.uint32), np.zeros(1, np.uint32)
+    arguments = [values, out, flag]
+    program("division").launch("reverse", (1,), (1024,), arguments, wave_order=order, seed=seed)
+    np.testing.assert_array_equal(out, values[::-1])
+    assert flag[0] == 1
+
+
 @every_order
 def test_a_ring_of_loads_is_kept_full_by_counted_waits(order, seed):
     rng = np.random.default_rng(22)

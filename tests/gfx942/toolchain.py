@@ -9,11 +9,6 @@ from pathlib import Path
 
 from tests import repository
 
-APT_LINE = (
-    "sudo apt-get update && sudo apt-get install -y --no-install-recommends "
-    "clang-19 lld-19 llvm-19 g++"
-)
-
 CACHE = repository.ROOT / "build" / "gfx942"
 """Compiled programs and the compiled interpreter; git ignores it, `make clean` removes it."""
 
@@ -35,7 +30,14 @@ def tool(name: str) -> str:
     for candidate in names:
         if path := shutil.which(candidate):
             return path
-    raise ToolMissing(f"{name} is not installed. On Debian or Ubuntu, type:\n  {APT_LINE}")
+    raise ToolMissing(f"{name} is not installed. On Debian or Ubuntu, type:\n  {apt_line()}")
+
+
+def apt_line() -> str:
+    """Return what installs the prerequisites on Debian and Ubuntu."""
+    packages = (repository.ROOT / "requirements" / "apt.txt").read_text().split()
+    install = "sudo apt-get install -y --no-install-recommends"
+    return f"sudo apt-get update && {install} {' '.join(packages)}"
 
 
 def run(command: Sequence[str | Path]) -> str:
@@ -87,13 +89,15 @@ def compile_hip(source: Path, flags: Sequence[str] = ()) -> Path:
     """Return the code object of a HIP source that uses compiler builtins only.
 
     Args:
-        source: The ``.hip`` file; of what it includes, only files beside it are watched.
+        source: The ``.hip`` file.
         flags: Further flags, such as ``-DTOKENS=32``.
     """
-    beside = sorted(p for p in source.parent.iterdir() if p.suffix in {".h", ".hip", ".inc"})
-    key = [version("clang"), *HIP_FLAGS, *flags, source.name, *(p.read_bytes() for p in beside)]
+    clang = [tool("clang"), *HIP_FLAGS, *flags, source]
     tool("ld.lld")
-    return kept(".co", key, lambda out: run([tool("clang"), *HIP_FLAGS, *flags, source, "-o", out]))
+    # The key holds what the source includes, wherever that lies.
+    preprocessed = run([*clang, "-E", "-P", "-o", "-"])
+    key = [version("clang"), *HIP_FLAGS, *flags, source.name, preprocessed]
+    return kept(".co", key, lambda out: run([*clang, "-o", out]))
 
 
 def assemble(text: str) -> Path:

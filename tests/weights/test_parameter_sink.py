@@ -7,7 +7,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="parameters are torch's")
 
+from sglang_mi300a import artifact_manifest  # noqa: E402
+from sglang_mi300a.weights import artifact, filling  # noqa: E402
+from sglang_mi300a.weights.loader_options import LoaderOptions  # noqa: E402
 from sglang_mi300a.weights.parameter_sink import TORCH_DTYPES, ParameterSink  # noqa: E402
+from sglang_mi300a.weights.reading import Ring  # noqa: E402
 from sglang_mi300a.weights.steps import Stored  # noqa: E402
 
 needs_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
@@ -74,3 +78,49 @@ def test_a_new_thread_works_on_the_parameters_device():
     thread.join()
     assert seen == [last]
     assert target.data.cpu().numpy().tobytes() == random_bytes(1000).tobytes()
+
+
+def ring_and_sink(device):
+    target = parameter((1000,), torch.uint8, device)
+    return Ring(2 * (128 << 10), 2), ParameterSink({"w": target}, {"w": Stored("w", "U8", (1000,))})
+
+
+def test_on_a_cpu_nothing_is_pinned():
+    ring, sink = ring_and_sink("cpu")
+    with sink.pinned(ring.buffers):
+        assert not any(torch.from_numpy(buffer).is_pinned() for buffer in ring.buffers)
+
+
+@needs_device
+def test_a_device_copies_from_pinned_buffers_while_it_loads_and_no_longer():
+    ring, sink = ring_and_sink("cuda")
+    for _ in range(2):  # a second load registers them again
+        with sink.pinned(ring.buffers):
+            assert all(torch.from_numpy(buffer).is_pinned() for buffer in ring.buffers)
+        assert not any(torch.from_numpy(buffer).is_pinned() for buffer in ring.buffers)
+
+
+@needs_device
+def test_buffers_that_cannot_be_registered_are_copied_from_all_the_same():
+    ring, sink = ring_and_sink("cuda")
+    with sink.pinned(ring.buffers), sink.pinned(ring.buffers):  # twice is an error of the runtime
+        sink.write("w", 0, random_bytes(1000))
+    torch.cuda.synchronize()  # an error that stuck would show here
+    assert torch.zeros(1, device="cuda").item() == 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("straight", [False, True])
+def test_an_artifact_arrives_whole(small_tp2, device, straight):
+    """Through the real reader, ring and checksums; ``straight`` changes nothing where refused."""
+    found = artifact.read(small_tp2)
+    tensors = artifact.check_files(found, 1, "target")
+    parameters = {t.name: parameter(t.shape, TORCH_DTYPES[t.dtype], device) for t in tensors}
+    sink = ParameterSink(parameters, {t.name: Stored(t.name, t.dtype, t.shape) for t in tensors})
+    if straight:
+        assert sink.read_straight().passed == (device == "cpu")
+    report = filling.from_artifact(found, tensors, sink, LoaderOptions(ring_bytes=1 << 20))
+    assert report.is_straight == (straight and device == "cpu")
+    for tensor in tensors:
+        data = parameters[tensor.name].data.cpu().view(-1).view(torch.uint8).numpy()
+        assert artifact_manifest.checksum(data) == tensor.xxh3_128

@@ -4,8 +4,8 @@
 // A dword whose offset, the scalar offset included, reaches past the size is out of range: a load
 // gives 0 for it, a store leaves it out, the rest of the lane's dwords are transferred.
 //
-// Operands, as decode.py lays them down: in[0] the vector offset (or none), in[1] the descriptor, in[2]
-// the data of stores and atomics, in[3] the scalar offset.
+// Operands, as decode.py lays them down: in[0] the vector offset (or none), in[1] the descriptor,
+// in[2] the data of stores and atomics, in[3] the scalar offset.
 #include <algorithm>
 
 #include "memory.h"
@@ -22,7 +22,8 @@ Descriptor descriptor_of(Wave& wave, int first) {
   u32 word[4];
   for (int k = 0; k < 4; ++k) word[k] = wave.read_scalar(first + k);
   if (word[1] >> 16 != 0) {
-    throw Fault{FaultKind::kUnknownInstruction, -1, 0, "buffer descriptor with a stride or swizzle"};
+    throw Fault{FaultKind::kUnknownInstruction, -1, 0,
+                "buffer descriptor with a stride or swizzle"};
   }
   return {word[0] | static_cast<u64>(word[1]) << 32, word[2]};
 }
@@ -143,14 +144,17 @@ void atomic(Wave& wave, const Instruction& i, const Opcode& opcode) {
 
 void add_buffer_memory() {
   for (const Transfer& t : kLoads) {
-    special(std::string("buffer_load_") + t.name, "buffer_load", "", IssueClass::vmem_load, load, t.num_bytes, t.extend);
+    special(std::string("buffer_load_") + t.name, "buffer_load", "", IssueClass::vmem_load, load,
+            t.num_bytes, t.extend);
   }
   for (const Transfer& t : kStores) {
-    special(std::string("buffer_store_") + t.name, "buffer_store", "", IssueClass::vmem_store, store, t.num_bytes, t.extend);
+    special(std::string("buffer_store_") + t.name, "buffer_store", "", IssueClass::vmem_store,
+            store, t.num_bytes, t.extend);
   }
   for (const AtomicName& a : kAtomics) {
     if (a.kind == kAddPairBf16) continue;  // gfx942 has it for flat addresses only
-    special(std::string("buffer_atomic_") + a.name, "buffer_atomic", "", IssueClass::vmem_atomic, atomic, a.num_bytes, a.kind);
+    special(std::string("buffer_atomic_") + a.name, "buffer_atomic", "", IssueClass::vmem_atomic,
+            atomic, a.num_bytes, a.kind);
   }
 }
 

@@ -1,5 +1,5 @@
-// Branches, waits, barriers and what has no effect here. ISA guide, chapter 4 (program flow control,
-// data dependency resolution) and chapter 12: SOPP, SOP1, SOPK.
+// Branches, waits, barriers and what has no effect here. ISA guide, chapter 4 (program flow
+// control, data dependency resolution) and chapter 12: SOPP, SOP1, SOPK.
 #include "lanes.h"
 #include "registry.h"
 

@@ -1,7 +1,7 @@
 // Global, flat and scratch instructions. ISA guide, chapter 10 (flat memory instructions).
 //
-// Operands, as decode.py lays them down: in[0] the vector address (or none), in[1] the scalar address
-// (or none), in[2] the data of stores and atomics.
+// Operands, as decode.py lays them down: in[0] the vector address (or none), in[1] the scalar
+// address (or none), in[2] the data of stores and atomics.
 #include "memory.h"
 
 namespace gfx942 {
@@ -38,7 +38,8 @@ u8* scratch_bytes(Wave& wave, u64 address, u32 num_bytes, int lane) {
 }
 
 // Where each lane's bytes lie. Counts the segments of what goes to memory.
-Places places_of(Wave& wave, const Instruction& i, int space, u64 lanes, u32 num_bytes, LdsUse use) {
+Places places_of(Wave& wave, const Instruction& i, int space, u64 lanes, u32 num_bytes,
+                 LdsUse use) {
   u64 addresses[kLanes];
   addresses_of(wave, i, lanes, addresses);
   Places places{};
@@ -110,17 +111,20 @@ void atomic(Wave& wave, const Instruction& i, const Opcode& opcode) {
 template <int kSpace>
 void add_space(const std::string& space, IssueClass load_class, IssueClass store_class) {
   for (const Transfer& t : kLoads) {
-    special(space + "_load_" + t.name, "memory_load", "", load_class, load<kSpace>, t.num_bytes, t.extend);
+    special(space + "_load_" + t.name, "memory_load", "", load_class, load<kSpace>, t.num_bytes,
+            t.extend);
   }
   for (const Transfer& t : kStores) {
-    special(space + "_store_" + t.name, "memory_store", "", store_class, store<kSpace>, t.num_bytes, t.extend);
+    special(space + "_store_" + t.name, "memory_store", "", store_class, store<kSpace>, t.num_bytes,
+            t.extend);
   }
 }
 
 template <int kSpace>
 void add_atomics(const std::string& space) {
   for (const AtomicName& a : kAtomics) {
-    special(space + "_atomic_" + a.name, "memory_atomic", "", IssueClass::vmem_atomic, atomic<kSpace>, a.num_bytes, a.kind);
+    special(space + "_atomic_" + a.name, "memory_atomic", "", IssueClass::vmem_atomic,
+            atomic<kSpace>, a.num_bytes, a.kind);
   }
 }
 

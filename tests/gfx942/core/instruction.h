@@ -28,19 +28,19 @@ enum Shape : u8 {
   kLaneBits  // a 64-bit mask in scalar registers, a bit a lane
 };
 
-#define GFX942_OPERAND_FIELDS(X)                                                           \
-  X(u8, kind)                                                                              \
-  X(u8, words)       /* 32-bit registers it spans */                                       \
-  X(u16, index)      /* first register */                                                  \
-  X(u8, shape)                                                                             \
-  X(u8, select)      /* op_sel in bit 0, op_sel_hi in bit 1; 2 is the default */           \
-  X(u8, part)        /* SDWA's part, or the half that op_sel picks of a 16-bit operand */  \
-  X(u8, sign_extend) /* the part is signed */                                              \
-  X(u8, modified)    /* each word k is taken as (word & keep_k) ^ flip_k: abs and neg */   \
-  X(u32, keep0)                                                                            \
-  X(u32, keep1)                                                                            \
-  X(u32, flip0)                                                                            \
-  X(u32, flip1)                                                                            \
+#define GFX942_OPERAND_FIELDS(X)                                                          \
+  X(u8, kind)                                                                             \
+  X(u8, words)  /* 32-bit registers it spans */                                           \
+  X(u16, index) /* first register */                                                      \
+  X(u8, shape)                                                                            \
+  X(u8, select)      /* op_sel in bit 0, op_sel_hi in bit 1; 2 is the default */          \
+  X(u8, part)        /* SDWA's part, or the half that op_sel picks of a 16-bit operand */ \
+  X(u8, sign_extend) /* the part is signed */                                             \
+  X(u8, modified)    /* each word k is taken as (word & keep_k) ^ flip_k: abs and neg */  \
+  X(u32, keep0)                                                                           \
+  X(u32, keep1)                                                                           \
+  X(u32, flip0)                                                                           \
+  X(u32, flip1)                                                                           \
   X(u64, value)
 
 // Which bits of a 16-bit destination's register are kept.
@@ -49,24 +49,23 @@ enum Merge : u8 { kWhole, kKeepHigh, kKeepLow };
 // What VOP3's clamp does to a result: to 0..1 in this type. (Integers have rows of their own.)
 enum Clamp : u8 { kNoClamp, kClampF32, kClampF16, kClampF64, kClampF32x2, kClampF16x2 };
 
-#define GFX942_INSTRUCTION_FIELDS(X)                                                   \
-  X(u16, opcode)                                                                       \
-  X(u8, num_in)                                                                        \
-  X(u8, clamp)                                                                         \
-  X(u8, part)        /* SDWA: where the result goes */                                 \
-  X(u8, unused)      /* SDWA: what happens to the rest */                              \
-  X(u8, sdwa)                                                                          \
-  X(u8, dpp)                                                                           \
-  X(u8, row_mask)                                                                      \
-  X(u8, bank_mask)                                                                     \
-  X(u8, bound_zero)  /* DPP: lanes without a source read 0 instead of keeping dst */   \
-  X(u16, dpp_control)                                                                  \
-  X(u8, merge)                                                                         \
-  X(u8, returns)     /* atomics: sc0, the old value comes back */                      \
-  X(u8, lane_offset) /* buffer: offen */                                               \
-  X(s32, offset)                                                                       \
-  X(s32, offset1)    /* second offset of read2 and write2; lgkmcnt of s_waitcnt */     \
-  X(u32, target)     /* branches: index of the instruction to go on with */            \
+#define GFX942_INSTRUCTION_FIELDS(X)                                                \
+  X(u16, opcode)                                                                    \
+  X(u8, num_in)                                                                     \
+  X(u8, clamp)                                                                      \
+  X(u8, part)   /* SDWA: where the result goes */                                   \
+  X(u8, unused) /* SDWA: what happens to the rest */                                \
+  X(u8, sdwa)                                                                       \
+  X(u8, dpp)                                                                        \
+  X(u8, row_mask)                                                                   \
+  X(u8, bank_mask)                                                                  \
+  X(u8, bound_zero) /* DPP: lanes without a source read 0 instead of keeping dst */ \
+  X(u16, dpp_control)                                                               \
+  X(u8, merge)                                                                      \
+  X(u8, returns) /* atomics: sc0, the old value comes back */                       \
+  X(s32, offset)                                                                    \
+  X(s32, offset1) /* second offset of read2 and write2; lgkmcnt of s_waitcnt */     \
+  X(u32, target)  /* branches: index of the instruction to go on with */            \
   X(u64, pc)
 
 #define GFX942_FIELD(type, name) type name;

@@ -61,13 +61,14 @@ struct Random {
 
 const std::vector<Opcode>& table() {
   static const bool filled = [] {
-    special("unknown", "unknown", "", IssueClass::valu, [](Wave&, const Instruction&, const Opcode&) {
-      throw Fault{FaultKind::kUnknownInstruction, -1, 0, ""};
-    });
-    for (auto add : {add_vector_integer, add_vector_bits, add_vector_float, add_vector_transcendental,
-                     add_vector_convert, add_vector_compare, add_vector_packed, add_vector_lanes,
-                     add_matrix, add_scalar, add_control, add_scalar_memory, add_global_memory,
-                     add_buffer_memory, add_lds}) {
+    special("unknown", "unknown", "", IssueClass::valu,
+            [](Wave&, const Instruction&, const Opcode&) {
+              throw Fault{FaultKind::kUnknownInstruction, -1, 0, ""};
+            });
+    for (auto add : {add_vector_integer, add_vector_bits, add_vector_float,
+                     add_vector_transcendental, add_vector_convert, add_vector_compare,
+                     add_vector_packed, add_vector_lanes, add_matrix, add_scalar, add_control,
+                     add_scalar_memory, add_global_memory, add_buffer_memory, add_lds}) {
       add();
     }
     return true;
@@ -124,7 +125,8 @@ void step(Wave& wave, const std::vector<Opcode>& table) {
   Launch& launch = *wave.launch;
   const u32 index = wave.next;
   if (index >= launch.num_instructions) {
-    throw Fault{FaultKind::kBadBranch, -1, wave.now->pc, "the program runs past its last instruction"};
+    throw Fault{FaultKind::kBadBranch, -1, wave.now->pc,
+                "the program runs past its last instruction"};
   }
   const Instruction& instruction = launch.code()[index];
   wave.now = &instruction;
@@ -200,7 +202,8 @@ void Run::workgroup() {
 void Run::grid() {
   const u32 num_groups = launch.grid_x * launch.grid_y * launch.grid_z;
   std::vector<u32> sequence(num_groups);
-  for (u32 k = 0; k < num_groups; ++k) sequence[k] = launch.order == kReverse ? num_groups - 1 - k : k;
+  for (u32 k = 0; k < num_groups; ++k)
+    sequence[k] = launch.order == kReverse ? num_groups - 1 - k : k;
   if (launch.order == kRandom) {
     for (u32 k = num_groups; k > 1; --k) std::swap(sequence[k - 1], sequence[random.below(k)]);
   }
@@ -242,7 +245,8 @@ std::string layouts() {
     layout.add("out", "operand", offsetof(Record, out));
     layout.add("out_mask", "operand", offsetof(Record, out_mask));
     for (int k = 0; k < kMaxInputs; ++k) {
-      layout.add(("in" + std::to_string(k)).c_str(), "operand", offsetof(Record, in) + k * sizeof(Operand));
+      layout.add(("in" + std::to_string(k)).c_str(), "operand",
+                 offsetof(Record, in) + k * sizeof(Operand));
     }
     GFX942_INSTRUCTION_FIELDS(GFX942_ADD)
     text += "instruction " + layout.finished() + "\n";
@@ -256,14 +260,18 @@ std::string layouts() {
   {
     using Record = Allocation;
     Layout<Record> layout;
-    GFX942_ADD(u64, base) GFX942_ADD(u64, num_bytes) GFX942_ADD(u64, host) GFX942_ADD(u64, writable)
-    text += "allocation " + layout.finished() + "\n";
+    GFX942_ADD(u64, base)
+    GFX942_ADD(u64, num_bytes)
+    GFX942_ADD(u64, host) GFX942_ADD(u64, writable) text +=
+        "allocation " + layout.finished() + "\n";
   }
   {
     using Record = UninitialisedRead;
     Layout<Record> layout;
-    GFX942_ADD(u64, pc) GFX942_ADD(s32, register_index) GFX942_ADD(u32, workgroup) GFX942_ADD(u32, wave)
-    text += "uninitialised " + layout.finished() + "\n";
+    GFX942_ADD(u64, pc)
+    GFX942_ADD(s32, register_index)
+    GFX942_ADD(u32, workgroup) GFX942_ADD(u32, wave) text +=
+        "uninitialised " + layout.finished() + "\n";
   }
 #undef GFX942_ADD
 #define GFX942_NAME(name) text += " " #name;

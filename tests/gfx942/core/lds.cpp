@@ -1,8 +1,9 @@
 // LDS: reads, writes, atomics and the permutes that go through its crossbar. ISA guide, chapter 11
 // (data share operations).
 //
-// Operands, as decode.py lays them down: in[0] the address, in[1] and in[2] the data. An offset is added
-// to every address; read2 and write2 have two, in units of their element (64 of them for st64).
+// Operands, as decode.py lays them down: in[0] the address, in[1] and in[2] the data. An offset is
+// added to every address; read2 and write2 have two, in units of their element (64 of them for
+// st64).
 #include <algorithm>
 
 #include "memory.h"
@@ -50,7 +51,8 @@ void addresses_of(Wave& wave, const Instruction& i, u64 lanes, u64* addresses) {
   for (int lane = 0; lane < kLanes; ++lane) addresses[lane] = wave.vector[i.in[0].index][lane];
 }
 
-Places places_of(Wave& wave, const u64* addresses, u64 lanes, s32 offset, u32 num_bytes, LdsUse use) {
+Places places_of(Wave& wave, const u64* addresses, u64 lanes, s32 offset, u32 num_bytes,
+                 LdsUse use) {
   Places places{};
   for (u64 rest = lanes; rest != 0; rest &= rest - 1) {
     const int lane = std::countr_zero(rest);
@@ -95,8 +97,10 @@ void read_two(Wave& wave, const Instruction& i, const Opcode& opcode) {
   const int words = words_of(num_bytes);
   u64 addresses[kLanes];
   addresses_of(wave, i, exec, addresses);
-  const Places first = places_of(wave, addresses, exec, i.offset * opcode.variant, num_bytes, LdsUse::kRead);
-  const Places second = places_of(wave, addresses, exec, i.offset1 * opcode.variant, num_bytes, LdsUse::kRead);
+  const Places first =
+      places_of(wave, addresses, exec, i.offset * opcode.variant, num_bytes, LdsUse::kRead);
+  const Places second =
+      places_of(wave, addresses, exec, i.offset1 * opcode.variant, num_bytes, LdsUse::kRead);
   claim_loaded(wave, wave.lds_and_scalar, i.out.index, 2 * words, exec);
   load_lanes(wave, first, exec, i.out.index, num_bytes, kWords);
   load_lanes(wave, second, exec, i.out.index + words, num_bytes, kWords);
@@ -112,8 +116,10 @@ void write_two(Wave& wave, const Instruction& i, const Opcode& opcode) {
     wave.check_read(i.in[1].index + k, exec);
     wave.check_read(i.in[2].index + k, exec);
   }
-  const Places first = places_of(wave, addresses, exec, i.offset * opcode.variant, num_bytes, LdsUse::kWrite);
-  const Places second = places_of(wave, addresses, exec, i.offset1 * opcode.variant, num_bytes, LdsUse::kWrite);
+  const Places first =
+      places_of(wave, addresses, exec, i.offset * opcode.variant, num_bytes, LdsUse::kWrite);
+  const Places second =
+      places_of(wave, addresses, exec, i.offset1 * opcode.variant, num_bytes, LdsUse::kWrite);
   store_lanes(wave, first, exec, i.in[1].index, num_bytes, kWords);
   store_lanes(wave, second, exec, i.in[2].index, num_bytes, kWords);
   wave.issue(wave.lds_and_scalar, -1, 0, exec);
@@ -140,55 +146,58 @@ void atomic(Wave& wave, const Instruction& i, const Opcode& opcode) {
   wave.issue(wave.lds_and_scalar, out, out >= 0 ? words : 0, exec);
 }
 
-// Give each lane the word of the lane it names (in bytes); a lane that is off gives 0.
-void backward_permute(Wave& wave, const Instruction& i, const Opcode&) {
+// Make a result of words that `move(exec, moved)` takes from other lanes; counted as an LDS load.
+template <class F>
+void move_lanes(Wave& wave, const Instruction& i, F move) {
   const u64 exec = wave.exec();
-  wave.check_read(i.in[0].index, exec);
-  wave.check_read(i.in[1].index, exec);
+  for (int slot = 0; slot < 2; ++slot) {
+    if (i.in[slot].kind == kVector) wave.check_read(i.in[slot].index, exec);
+  }
   claim_loaded(wave, wave.lds_and_scalar, i.out.index, 1, exec);
   u32 moved[kLanes] = {};
-  for (int lane = 0; lane < kLanes; ++lane) {
-    const u32 from = (wave.vector[i.in[0].index][lane] + static_cast<u32>(i.offset)) / 4 & 63;
-    if (exec >> from & 1) moved[lane] = wave.vector[i.in[1].index][from];
-  }
+  move(exec, moved);
   blend(wave.vector[i.out.index], moved, exec);
   wave.issue(wave.lds_and_scalar, i.out.index, 1, exec);
 }
 
-// Send each lane's word to the lane it names; the highest sender wins, who gets none gets 0.
+// The lane that a lane's first source names, in bytes.
+u32 named_lane(const Wave& wave, const Instruction& i, int lane) {
+  return (wave.vector[i.in[0].index][lane] + static_cast<u32>(i.offset)) / 4 & 63;
+}
+
+// Each lane gets the word of the lane it names; of a lane that is off it gets 0.
+void backward_permute(Wave& wave, const Instruction& i, const Opcode&) {
+  move_lanes(wave, i, [&](u64 exec, u32* moved) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const u32 from = named_lane(wave, i, lane);
+      if (exec >> from & 1) moved[lane] = wave.vector[i.in[1].index][from];
+    }
+  });
+}
+
+// Each lane's word goes to the lane it names; the highest sender wins, who gets none gets 0.
 void forward_permute(Wave& wave, const Instruction& i, const Opcode&) {
-  const u64 exec = wave.exec();
-  wave.check_read(i.in[0].index, exec);
-  wave.check_read(i.in[1].index, exec);
-  claim_loaded(wave, wave.lds_and_scalar, i.out.index, 1, exec);
-  u32 moved[kLanes] = {};
-  for (int lane = 0; lane < kLanes; ++lane) {
-    const u32 to = (wave.vector[i.in[0].index][lane] + static_cast<u32>(i.offset)) / 4 & 63;
-    if (exec >> lane & 1) moved[to] = wave.vector[i.in[1].index][lane];
-  }
-  blend(wave.vector[i.out.index], moved, exec);
-  wave.issue(wave.lds_and_scalar, i.out.index, 1, exec);
+  move_lanes(wave, i, [&](u64 exec, u32* moved) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      if (exec >> lane & 1) moved[named_lane(wave, i, lane)] = wave.vector[i.in[1].index][lane];
+    }
+  });
 }
 
 // The pattern stands in the offset: four lanes (bit 15), or and, or and xor masks within 32 lanes.
+u32 swizzled_lane(u32 pattern, u32 lane) {
+  if (pattern & 0x8000) return (lane & ~3u) | (pattern >> 2 * (lane & 3) & 3);
+  const u32 in_half = ((lane & pattern) | pattern >> 5) ^ pattern >> 10;
+  return (lane & 32) | (in_half & 31);
+}
+
 void swizzle(Wave& wave, const Instruction& i, const Opcode&) {
-  const u64 exec = wave.exec();
-  const u32 pattern = static_cast<u32>(i.offset);
-  wave.check_read(i.in[0].index, exec);
-  claim_loaded(wave, wave.lds_and_scalar, i.out.index, 1, exec);
-  u32 moved[kLanes] = {};
-  for (u32 lane = 0; lane < kLanes; ++lane) {
-    u32 from;
-    if (pattern & 0x8000) {
-      from = (lane & ~3u) | (pattern >> 2 * (lane & 3) & 3);
-    } else {
-      const u32 in_half = (((lane & 31) & pattern) | pattern >> 5) ^ pattern >> 10;
-      from = (lane & 32) | (in_half & 31);
+  move_lanes(wave, i, [&](u64 exec, u32* moved) {
+    for (u32 lane = 0; lane < kLanes; ++lane) {
+      const u32 from = swizzled_lane(static_cast<u32>(i.offset), lane);
+      if (exec >> from & 1) moved[lane] = wave.vector[i.in[0].index][from];
     }
-    if (exec >> from & 1) moved[lane] = wave.vector[i.in[0].index][from];
-  }
-  blend(wave.vector[i.out.index], moved, exec);
-  wave.issue(wave.lds_and_scalar, i.out.index, 1, exec);
+  });
 }
 
 void nothing(Wave&, const Instruction&, const Opcode&) {}
@@ -199,41 +208,70 @@ struct LdsAtomic {
   int num_bytes;
   AtomicKind kind;
 };
-constexpr LdsAtomic kLdsAtomics[] = {
-    {"add", "u32", 4, kAdd},          {"add", "u64", 8, kAdd},
-    {"sub", "u32", 4, kSub},          {"sub", "u64", 8, kSub},
-    {"rsub", "u32", 4, kReverseSub},  {"rsub", "u64", 8, kReverseSub},
-    {"inc", "u32", 4, kIncrement},    {"inc", "u64", 8, kIncrement},
-    {"dec", "u32", 4, kDecrement},    {"dec", "u64", 8, kDecrement},
-    {"min", "i32", 4, kSignedMin},    {"min", "i64", 8, kSignedMin},
-    {"max", "i32", 4, kSignedMax},    {"max", "i64", 8, kSignedMax},
-    {"min", "u32", 4, kUnsignedMin},  {"min", "u64", 8, kUnsignedMin},
-    {"max", "u32", 4, kUnsignedMax},  {"max", "u64", 8, kUnsignedMax},
-    {"and", "b32", 4, kAnd},          {"and", "b64", 8, kAnd},
-    {"or", "b32", 4, kOr},            {"or", "b64", 8, kOr},
-    {"xor", "b32", 4, kXor},          {"xor", "b64", 8, kXor},
-    {"cmpst", "b32", 4, kCompareSwap}, {"cmpst", "b64", 8, kCompareSwap},
-    {"add", "f32", 4, kAddF32},       {"add", "f64", 8, kAddF64},
-    {"min", "f32", 4, kMinF32},       {"max", "f32", 4, kMaxF32},
-    {"pk_add", "f16", 4, kAddPairF16}, {"pk_add", "bf16", 4, kAddPairBf16}};
+constexpr LdsAtomic kLdsAtomics[] = {{"add", "u32", 4, kAdd},
+                                     {"add", "u64", 8, kAdd},
+                                     {"sub", "u32", 4, kSub},
+                                     {"sub", "u64", 8, kSub},
+                                     {"rsub", "u32", 4, kReverseSub},
+                                     {"rsub", "u64", 8, kReverseSub},
+                                     {"inc", "u32", 4, kIncrement},
+                                     {"inc", "u64", 8, kIncrement},
+                                     {"dec", "u32", 4, kDecrement},
+                                     {"dec", "u64", 8, kDecrement},
+                                     {"min", "i32", 4, kSignedMin},
+                                     {"min", "i64", 8, kSignedMin},
+                                     {"max", "i32", 4, kSignedMax},
+                                     {"max", "i64", 8, kSignedMax},
+                                     {"min", "u32", 4, kUnsignedMin},
+                                     {"min", "u64", 8, kUnsignedMin},
+                                     {"max", "u32", 4, kUnsignedMax},
+                                     {"max", "u64", 8, kUnsignedMax},
+                                     {"and", "b32", 4, kAnd},
+                                     {"and", "b64", 8, kAnd},
+                                     {"or", "b32", 4, kOr},
+                                     {"or", "b64", 8, kOr},
+                                     {"xor", "b32", 4, kXor},
+                                     {"xor", "b64", 8, kXor},
+                                     {"cmpst", "b32", 4, kCompareSwap},
+                                     {"cmpst", "b64", 8, kCompareSwap},
+                                     {"add", "f32", 4, kAddF32},
+                                     {"add", "f64", 8, kAddF64},
+                                     {"min", "f32", 4, kMinF32},
+                                     {"max", "f32", 4, kMaxF32},
+                                     {"pk_add", "f16", 4, kAddPairF16},
+                                     {"pk_add", "bf16", 4, kAddPairBf16}};
 
-constexpr Transfer kReads[] = {
-    {"b32", 4, kWords},      {"b64", 8, kWords},           {"b96", 12, kWords},
-    {"b128", 16, kWords},    {"u8", 1, kZero},             {"i8", 1, kSign},
-    {"u16", 2, kZero},       {"i16", 2, kSign},            {"u8_d16", 1, kLowHalf},
-    {"u8_d16_hi", 1, kHighHalf}, {"i8_d16", 1, kLowHalfSigned}, {"i8_d16_hi", 1, kHighHalfSigned},
-    {"u16_d16", 2, kLowHalf}, {"u16_d16_hi", 2, kHighHalf}};
-constexpr Transfer kWrites[] = {
-    {"b8", 1, kZero},   {"b16", 2, kZero},   {"b8_d16_hi", 1, kHighHalf}, {"b16_d16_hi", 2, kHighHalf},
-    {"b32", 4, kWords}, {"b64", 8, kWords},  {"b96", 12, kWords},         {"b128", 16, kWords}};
+constexpr Transfer kReads[] = {{"b32", 4, kWords},
+                               {"b64", 8, kWords},
+                               {"b96", 12, kWords},
+                               {"b128", 16, kWords},
+                               {"u8", 1, kZero},
+                               {"i8", 1, kSign},
+                               {"u16", 2, kZero},
+                               {"i16", 2, kSign},
+                               {"u8_d16", 1, kLowHalf},
+                               {"u8_d16_hi", 1, kHighHalf},
+                               {"i8_d16", 1, kLowHalfSigned},
+                               {"i8_d16_hi", 1, kHighHalfSigned},
+                               {"u16_d16", 2, kLowHalf},
+                               {"u16_d16_hi", 2, kHighHalf}};
+constexpr Transfer kWrites[] = {{"b8", 1, kZero},
+                                {"b16", 2, kZero},
+                                {"b8_d16_hi", 1, kHighHalf},
+                                {"b16_d16_hi", 2, kHighHalf},
+                                {"b32", 4, kWords},
+                                {"b64", 8, kWords},
+                                {"b96", 12, kWords},
+                                {"b128", 16, kWords}};
 
 }  // namespace
 
 u8* lds_bytes(Wave& wave, u64 address, u32 num_bytes, LdsUse use, int lane) {
   Group& group = *wave.group;
   if (address >= group.lds.size() || num_bytes > group.lds.size() - address) {
-    throw Fault{FaultKind::kOutOfBounds, lane, address,
-                std::to_string(num_bytes) + " bytes of LDS, of " + std::to_string(group.lds.size())};
+    throw Fault{
+        FaultKind::kOutOfBounds, lane, address,
+        std::to_string(num_bytes) + " bytes of LDS, of " + std::to_string(group.lds.size())};
   }
   for (u64 k = address / 4; k <= (address + num_bytes - 1) / 4; ++k) {
     LdsWord& word = group.words[k];
@@ -259,7 +297,8 @@ void add_lds() {
     special(std::string("ds_read_") + t.name, "lds_read", "", kClass, read, t.num_bytes, t.extend);
   }
   for (const Transfer& t : kWrites) {
-    special(std::string("ds_write_") + t.name, "lds_write", "", kClass, write, t.num_bytes, t.extend);
+    special(std::string("ds_write_") + t.name, "lds_write", "", kClass, write, t.num_bytes,
+            t.extend);
   }
   for (const int num_bytes : {4, 8}) {
     const std::string type = num_bytes == 4 ? "_b32" : "_b64";

@@ -1,12 +1,12 @@
 // MFMA on bf16 and f16, bit for bit. ISA guide, chapter 7 (matrix arithmetic instructions).
 //
-// Arithmetic: arXiv 2511.10909 probed the matrix units of CDNA3 and gives this model, which its package
-// mmasim ships; test_matrix.py compares with that, bit by bit. Products are summed in groups of at most 8
-// along K. In a group, each product is truncated toward zero at 24 fractional bits below the group's
-// largest exponent and the sum is exact. The sum and the accumulator are then brought to the larger of
-// their exponents, rounding toward minus infinity at 32 and 24 fractional bits, added, cut toward minus
-// infinity at 31 fractional bits, and rounded to nearest even. Subnormal inputs count with their value.
-// A NaN comes out as 0x7fffffff. EXEC is ignored.
+// Arithmetic: arXiv 2511.10909 probed the matrix units of CDNA3 and gives this model, which its
+// package mmasim ships; test_matrix.py compares with that, bit by bit. Products are summed in
+// groups of at most 8 along K. In a group, each product is truncated toward zero at 24 fractional
+// bits below the group's largest exponent and the sum is exact. The sum and the accumulator are
+// then brought to the larger of their exponents, rounding toward minus infinity at 32 and 24
+// fractional bits, added, cut toward minus infinity at 31 fractional bits, and rounded to nearest
+// even. Subnormal inputs count with their value. A NaN comes out as 0x7fffffff. EXEC is ignored.
 #include <algorithm>
 #include <cmath>
 
@@ -16,16 +16,16 @@
 namespace gfx942 {
 namespace {
 
-constexpr int kFraction = 24;       // of a product, and of the accumulator
-constexpr int kSumFraction = 32;    // of a group's sum
+constexpr int kFraction = 24;     // of a product, and of the accumulator
+constexpr int kSumFraction = 32;  // of a group's sum
 constexpr int kResultFraction = 31;
 constexpr int kZeroExponent = -999;  // of a product that is zero
 constexpr int kMaxGroup = 8;
 
 // A and B are M x K and K x M, in as many independent blocks as fill the wave.
 struct Tile {
-  int size;    // M
-  int depth;   // K
+  int size;   // M
+  int depth;  // K
   int blocks;
 };
 constexpr Tile kTiles[] = {{16, 16, 1}, {32, 8, 1}, {4, 4, 16}, {16, 4, 4}, {32, 4, 2}};
@@ -63,8 +63,8 @@ void take_apart(Input& in, const Format& f) {
   in.special = largest_field == highest_field;
 }
 
-// Lane l of a 4-element operand holds row (or column) l mod M; its K values, and its block, follow from
-// l / M: the groups of 4 along K first, then the blocks.
+// Lane l of a 4-element operand holds row (or column) l mod M; its K values, and its block, follow
+// from l / M: the groups of 4 along K first, then the blocks.
 void load_input(const Wave& wave, int first, const Tile& tile, const Format& f, Input& in) {
   const int steps = tile.depth / 4;
   for (int j = 0; j < 4; ++j) {
@@ -176,7 +176,8 @@ void fast_group(const s32* a_mantissa, const s32* a_exponent, const s32* b_manti
   }
   for (int k = 0; k < length; ++k) {
     for (int n = 0; n < kSize; ++n) {
-      const s32 magnitude = std::abs(product[k][n]) << up >> std::min(largest[n] - exponent[k][n], 31);
+      const s32 magnitude =
+          std::abs(product[k][n]) << up >> std::min(largest[n] - exponent[k][n], 31);
       dot[n] += product[k][n] < 0 ? -magnitude : magnitude;
     }
   }
@@ -266,7 +267,9 @@ void add_matrix() {
     for (int is_bf16 = 0; is_bf16 < 2; ++is_bf16) {
       const std::string name = "v_mfma_f32_" + size + "x" + size + "x" + std::to_string(s.depth) +
                                blocks + (is_bf16 ? "_bf16" : "_f16");
-      const Execute execute = s.size == 4 ? multiply<4> : s.size == 16 ? multiply<16> : multiply<32>;
+      const Execute execute = s.size == 4    ? multiply<4>
+                              : s.size == 16 ? multiply<16>
+                                             : multiply<32>;
       special(name, "matrix", "", IssueClass::mfma, execute, 0, number * 2 + is_bf16);
     }
   }

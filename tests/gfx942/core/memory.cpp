@@ -100,7 +100,8 @@ void load_lanes(Wave& wave, const Places& places, u64 lanes, int first, u32 num_
   }
 }
 
-void store_lanes(Wave& wave, const Places& places, u64 lanes, int first, u32 num_bytes, int extend) {
+void store_lanes(Wave& wave, const Places& places, u64 lanes, int first, u32 num_bytes,
+                 int extend) {
   const int words = words_of(num_bytes);
   const int shift = extend == kHighHalf ? 16 : 0;
   for (u64 rest = lanes; rest != 0; rest &= rest - 1) {
@@ -131,26 +132,46 @@ u64 new_value(u64 old, u64 operand, u64 compared, u32 num_bytes, int kind) {
   const f64 c = std::bit_cast<f64>(old);
   const f64 d = std::bit_cast<f64>(operand);
   switch (kind) {
-    case kSwap: return operand;
-    case kCompareSwap: return old == compared ? operand : old;
-    case kAdd: return old + operand;
-    case kSub: return old - operand;
-    case kReverseSub: return operand - old;
-    case kSignedMin: return signed_operand < signed_old ? operand : old;
-    case kSignedMax: return signed_operand > signed_old ? operand : old;
-    case kUnsignedMin: return operand < old ? operand : old;
-    case kUnsignedMax: return operand > old ? operand : old;
-    case kAnd: return old & operand;
-    case kOr: return old | operand;
-    case kXor: return old ^ operand;
-    case kIncrement: return old >= operand ? 0 : old + 1;
-    case kDecrement: return old == 0 || old > operand ? operand : old - 1;
-    case kAddF32: return std::bit_cast<u32>(sum(a, b));
-    case kMinF32: return std::bit_cast<u32>(smaller(a, b));
-    case kMaxF32: return std::bit_cast<u32>(larger(a, b));
-    case kAddF64: return std::bit_cast<u64>(settled(c + d, c, d));
-    case kMinF64: return std::bit_cast<u64>(is_nan(d) || c < d ? c : d);
-    case kMaxF64: return std::bit_cast<u64>(is_nan(d) || c > d ? c : d);
+    case kSwap:
+      return operand;
+    case kCompareSwap:
+      return old == compared ? operand : old;
+    case kAdd:
+      return old + operand;
+    case kSub:
+      return old - operand;
+    case kReverseSub:
+      return operand - old;
+    case kSignedMin:
+      return signed_operand < signed_old ? operand : old;
+    case kSignedMax:
+      return signed_operand > signed_old ? operand : old;
+    case kUnsignedMin:
+      return operand < old ? operand : old;
+    case kUnsignedMax:
+      return operand > old ? operand : old;
+    case kAnd:
+      return old & operand;
+    case kOr:
+      return old | operand;
+    case kXor:
+      return old ^ operand;
+    case kIncrement:
+      return old >= operand ? 0 : old + 1;
+    case kDecrement:
+      return old == 0 || old > operand ? operand : old - 1;
+    case kAddF32:
+      return std::bit_cast<u32>(sum(a, b));
+    case kMinF32:
+      return std::bit_cast<u32>(smaller(a, b));
+    case kMaxF32:
+      return std::bit_cast<u32>(larger(a, b));
+    case kAddF64:
+      return std::bit_cast<u64>(settled(c + d, c, d));
+    case kMinF64:
+      return std::bit_cast<u64>(is_nan(d) || c < d ? c : d);
+    case kMaxF64:
+      return std::bit_cast<u64>(is_nan(d) || c > d ? c : d);
     case kAddPairF16: {
       const auto x = std::bit_cast<Pair<f16>>(static_cast<u32>(old));
       const auto y = std::bit_cast<Pair<f16>>(static_cast<u32>(operand));

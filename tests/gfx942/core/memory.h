@@ -7,19 +7,38 @@ namespace gfx942 {
 
 // How the bytes of one load or store become register words.
 enum Extend : int {
-  kWords,       // whole words
-  kZero,        // a byte or half, zero above
-  kSign,        // a byte or half, its sign above
-  kLowHalf,     // d16: into (or out of) the lower half, the upper one stays
-  kHighHalf,    // d16_hi
+  kWords,     // whole words
+  kZero,      // a byte or half, zero above
+  kSign,      // a byte or half, its sign above
+  kLowHalf,   // d16: into (or out of) the lower half, the upper one stays
+  kHighHalf,  // d16_hi
   kLowHalfSigned,
   kHighHalfSigned
 };
 
 enum AtomicKind : int {
-  kSwap, kCompareSwap, kAdd, kSub, kReverseSub, kSignedMin, kUnsignedMin, kSignedMax, kUnsignedMax,
-  kAnd, kOr, kXor, kIncrement, kDecrement, kAddF32, kAddF64, kMinF64, kMaxF64, kAddPairF16,
-  kAddPairBf16, kMinF32, kMaxF32
+  kSwap,
+  kCompareSwap,
+  kAdd,
+  kSub,
+  kReverseSub,
+  kSignedMin,
+  kUnsignedMin,
+  kSignedMax,
+  kUnsignedMax,
+  kAnd,
+  kOr,
+  kXor,
+  kIncrement,
+  kDecrement,
+  kAddF32,
+  kAddF64,
+  kMinF64,
+  kMaxF64,
+  kAddPairF16,
+  kAddPairBf16,
+  kMinF32,
+  kMaxF32
 };
 
 // The loads, stores and atomics that global, flat, scratch and buffer instructions share, by what
@@ -29,41 +48,62 @@ struct Transfer {
   int num_bytes;
   Extend extend;
 };
-inline constexpr Transfer kLoads[] = {
-    {"ubyte", 1, kZero},          {"sbyte", 1, kSign},
-    {"ushort", 2, kZero},         {"sshort", 2, kSign},
-    {"dword", 4, kWords},         {"dwordx2", 8, kWords},
-    {"dwordx3", 12, kWords},      {"dwordx4", 16, kWords},
-    {"ubyte_d16", 1, kLowHalf},   {"ubyte_d16_hi", 1, kHighHalf},
-    {"sbyte_d16", 1, kLowHalfSigned}, {"sbyte_d16_hi", 1, kHighHalfSigned},
-    {"short_d16", 2, kLowHalf},   {"short_d16_hi", 2, kHighHalf}};
-inline constexpr Transfer kStores[] = {
-    {"byte", 1, kZero},       {"byte_d16_hi", 1, kHighHalf}, {"short", 2, kZero},
-    {"short_d16_hi", 2, kHighHalf}, {"dword", 4, kWords},    {"dwordx2", 8, kWords},
-    {"dwordx3", 12, kWords},  {"dwordx4", 16, kWords}};
+inline constexpr Transfer kLoads[] = {{"ubyte", 1, kZero},
+                                      {"sbyte", 1, kSign},
+                                      {"ushort", 2, kZero},
+                                      {"sshort", 2, kSign},
+                                      {"dword", 4, kWords},
+                                      {"dwordx2", 8, kWords},
+                                      {"dwordx3", 12, kWords},
+                                      {"dwordx4", 16, kWords},
+                                      {"ubyte_d16", 1, kLowHalf},
+                                      {"ubyte_d16_hi", 1, kHighHalf},
+                                      {"sbyte_d16", 1, kLowHalfSigned},
+                                      {"sbyte_d16_hi", 1, kHighHalfSigned},
+                                      {"short_d16", 2, kLowHalf},
+                                      {"short_d16_hi", 2, kHighHalf}};
+inline constexpr Transfer kStores[] = {{"byte", 1, kZero},      {"byte_d16_hi", 1, kHighHalf},
+                                       {"short", 2, kZero},     {"short_d16_hi", 2, kHighHalf},
+                                       {"dword", 4, kWords},    {"dwordx2", 8, kWords},
+                                       {"dwordx3", 12, kWords}, {"dwordx4", 16, kWords}};
 
 struct AtomicName {
   const char* name;
   int num_bytes;
   AtomicKind kind;
 };
-inline constexpr AtomicName kAtomics[] = {
-    {"swap", 4, kSwap},          {"swap_x2", 8, kSwap},
-    {"cmpswap", 4, kCompareSwap}, {"cmpswap_x2", 8, kCompareSwap},
-    {"add", 4, kAdd},            {"add_x2", 8, kAdd},
-    {"sub", 4, kSub},            {"sub_x2", 8, kSub},
-    {"smin", 4, kSignedMin},     {"smin_x2", 8, kSignedMin},
-    {"umin", 4, kUnsignedMin},   {"umin_x2", 8, kUnsignedMin},
-    {"smax", 4, kSignedMax},     {"smax_x2", 8, kSignedMax},
-    {"umax", 4, kUnsignedMax},   {"umax_x2", 8, kUnsignedMax},
-    {"and", 4, kAnd},            {"and_x2", 8, kAnd},
-    {"or", 4, kOr},              {"or_x2", 8, kOr},
-    {"xor", 4, kXor},            {"xor_x2", 8, kXor},
-    {"inc", 4, kIncrement},      {"inc_x2", 8, kIncrement},
-    {"dec", 4, kDecrement},      {"dec_x2", 8, kDecrement},
-    {"add_f32", 4, kAddF32},     {"add_f64", 8, kAddF64},
-    {"min_f64", 8, kMinF64},     {"max_f64", 8, kMaxF64},
-    {"pk_add_f16", 4, kAddPairF16}, {"pk_add_bf16", 4, kAddPairBf16}};
+inline constexpr AtomicName kAtomics[] = {{"swap", 4, kSwap},
+                                          {"swap_x2", 8, kSwap},
+                                          {"cmpswap", 4, kCompareSwap},
+                                          {"cmpswap_x2", 8, kCompareSwap},
+                                          {"add", 4, kAdd},
+                                          {"add_x2", 8, kAdd},
+                                          {"sub", 4, kSub},
+                                          {"sub_x2", 8, kSub},
+                                          {"smin", 4, kSignedMin},
+                                          {"smin_x2", 8, kSignedMin},
+                                          {"umin", 4, kUnsignedMin},
+                                          {"umin_x2", 8, kUnsignedMin},
+                                          {"smax", 4, kSignedMax},
+                                          {"smax_x2", 8, kSignedMax},
+                                          {"umax", 4, kUnsignedMax},
+                                          {"umax_x2", 8, kUnsignedMax},
+                                          {"and", 4, kAnd},
+                                          {"and_x2", 8, kAnd},
+                                          {"or", 4, kOr},
+                                          {"or_x2", 8, kOr},
+                                          {"xor", 4, kXor},
+                                          {"xor_x2", 8, kXor},
+                                          {"inc", 4, kIncrement},
+                                          {"inc_x2", 8, kIncrement},
+                                          {"dec", 4, kDecrement},
+                                          {"dec_x2", 8, kDecrement},
+                                          {"add_f32", 4, kAddF32},
+                                          {"add_f64", 8, kAddF64},
+                                          {"min_f64", 8, kMinF64},
+                                          {"max_f64", 8, kMaxF64},
+                                          {"pk_add_f16", 4, kAddPairF16},
+                                          {"pk_add_bf16", 4, kAddPairBf16}};
 
 // Where each active lane's bytes lie on the host.
 struct Places {
@@ -86,8 +126,9 @@ u32 loaded_word(const u8* bytes, u32 num_bytes, int extend, u32 old);
 // Store each lane's bytes from the vector registers from `first` on.
 void store_lanes(Wave& wave, const Places& places, u64 lanes, int first, u32 num_bytes, int extend);
 
-// Do an atomic operation lane after lane. `operand`, and `compared` for a compare-and-swap (else -1),
-// are the first vector registers of the sources; the old values go to `out` if it is not negative.
+// Do an atomic operation lane after lane. `operand`, and `compared` for a compare-and-swap (else
+// -1), are the first vector registers of the sources; the old values go to `out` if it is not
+// negative.
 void atomic_lanes(Wave& wave, const Places& places, u64 lanes, int operand, int compared, int out,
                   u32 num_bytes, int kind);
 

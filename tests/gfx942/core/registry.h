@@ -24,8 +24,8 @@ struct Opcode {
   Execute execute;
   LaneFunction lanes = nullptr;
   ScalarFunction scalar = nullptr;
-  int num_bytes = 0;   // memory: bytes of one element and lane
-  int variant = 0;     // memory: an Extend or an AtomicKind; others: as their file says
+  int num_bytes = 0;  // memory: bytes of one element and lane
+  int variant = 0;    // memory: an Extend or an AtomicKind; others: as their file says
 };
 
 std::vector<Opcode>& opcodes();

@@ -103,8 +103,14 @@ void add_moves() {
 }
 
 void add_arithmetic() {
-  scalar("s_add_u32", [](u32& scc, u32 a, u32 b) { scc = a + b < a; return a + b; });
-  scalar("s_sub_u32", [](u32& scc, u32 a, u32 b) { scc = a < b; return a - b; });
+  scalar("s_add_u32", [](u32& scc, u32 a, u32 b) {
+    scc = a + b < a;
+    return a + b;
+  });
+  scalar("s_sub_u32", [](u32& scc, u32 a, u32 b) {
+    scc = a < b;
+    return a - b;
+  });
   scalar("s_add_i32", [](u32& scc, s32 a, s32 b) {
     s32 sum;
     scc = __builtin_add_overflow(a, b, &sum);
@@ -125,19 +131,36 @@ void add_arithmetic() {
     scc = a < taken;
     return static_cast<u32>(a - taken);
   });
-  scalar("s_addk_i32", [](u32& scc, s32 k, s32 old) {
-    s32 sum;
-    scc = __builtin_add_overflow(old, k, &sum);
-    return sum;
-  }, "scalar_old");
+  scalar(
+      "s_addk_i32",
+      [](u32& scc, s32 k, s32 old) {
+        s32 sum;
+        scc = __builtin_add_overflow(old, k, &sum);
+        return sum;
+      },
+      "scalar_old");
   scalar("s_mulk_i32", [](u32 k, u32 old) { return old * k; }, "scalar_old");
   scalar("s_mul_i32", [](u32 a, u32 b) { return a * b; });
-  scalar("s_mul_hi_u32", [](u32 a, u32 b) { return static_cast<u32>(static_cast<u64>(a) * b >> 32); });
-  scalar("s_mul_hi_i32", [](s32 a, s32 b) { return static_cast<s32>(static_cast<s64>(a) * b >> 32); });
-  scalar("s_min_u32", [](u32& scc, u32 a, u32 b) { scc = a < b; return std::min(a, b); });
-  scalar("s_max_u32", [](u32& scc, u32 a, u32 b) { scc = a > b; return std::max(a, b); });
-  scalar("s_min_i32", [](u32& scc, s32 a, s32 b) { scc = a < b; return std::min(a, b); });
-  scalar("s_max_i32", [](u32& scc, s32 a, s32 b) { scc = a > b; return std::max(a, b); });
+  scalar("s_mul_hi_u32",
+         [](u32 a, u32 b) { return static_cast<u32>(static_cast<u64>(a) * b >> 32); });
+  scalar("s_mul_hi_i32",
+         [](s32 a, s32 b) { return static_cast<s32>(static_cast<s64>(a) * b >> 32); });
+  scalar("s_min_u32", [](u32& scc, u32 a, u32 b) {
+    scc = a < b;
+    return std::min(a, b);
+  });
+  scalar("s_max_u32", [](u32& scc, u32 a, u32 b) {
+    scc = a > b;
+    return std::max(a, b);
+  });
+  scalar("s_min_i32", [](u32& scc, s32 a, s32 b) {
+    scc = a < b;
+    return std::min(a, b);
+  });
+  scalar("s_max_i32", [](u32& scc, s32 a, s32 b) {
+    scc = a > b;
+    return std::max(a, b);
+  });
   scalar("s_abs_i32", [](u32& scc, s32 a) {
     const u32 magnitude = a < 0 ? 0 - static_cast<u32>(a) : static_cast<u32>(a);
     scc = magnitude != 0;
@@ -216,8 +239,12 @@ void add_bits(const std::string& width) {
     for (u32 k = 0; k <= kTop; ++k) reversed |= (a >> k & 1) << (kTop - k);
     return reversed;
   });
-  scalar("s_bitset0_" + width, [](u32 bit, T old) { return old & ~(T{1} << (bit & kTop)); }, "scalar_old");
-  scalar("s_bitset1_" + width, [](u32 bit, T old) { return old | T{1} << (bit & kTop); }, "scalar_old");
+  scalar(
+      "s_bitset0_" + width, [](u32 bit, T old) { return old & ~(T{1} << (bit & kTop)); },
+      "scalar_old");
+  scalar(
+      "s_bitset1_" + width, [](u32 bit, T old) { return old | T{1} << (bit & kTop); },
+      "scalar_old");
   scalar("s_bitcmp0_" + width, [](u32& scc, T a, u32 bit) { scc = (a >> (bit & kTop) & 1) == 0; });
   scalar("s_bitcmp1_" + width, [](u32& scc, T a, u32 bit) { scc = (a >> (bit & kTop) & 1) == 1; });
   scalar("s_bcnt0_i32_" + width, [](u32& scc, T a) {

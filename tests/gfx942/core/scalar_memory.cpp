@@ -1,7 +1,7 @@
 // Scalar loads. ISA guide, chapter 8 (scalar memory operations).
 //
-// Operands, as decode.py lays them down: in[0] the base (an address, or a buffer descriptor), in[1] the
-// offset register (or none); the immediate offset in `offset`.
+// Operands, as decode.py lays them down: in[0] the base (an address, or a buffer descriptor), in[1]
+// the offset register (or none); the immediate offset in `offset`.
 #include "memory.h"
 
 namespace gfx942 {
@@ -29,7 +29,8 @@ void buffer_load(Wave& wave, const Instruction& i, const Opcode& opcode) {
   const u64 base = wave.read_scalar(i.in[0].index) | (word1 & 0xffff) << 32;
   const u64 size = wave.read_scalar(i.in[0].index + 2);
   const u64 offset = offset_of(wave, i);
-  if ((base + offset) % 4 != 0) throw Fault{FaultKind::kMisaligned, -1, base + offset, "scalar load"};
+  if ((base + offset) % 4 != 0)
+    throw Fault{FaultKind::kMisaligned, -1, base + offset, "scalar load"};
   u32 words[16] = {};
   const int count = opcode.num_bytes / 4;
   for (int k = 0; k < count; ++k) {

@@ -56,9 +56,8 @@ void add_fields() {
     const u32 shifted = static_cast<u32>(static_cast<s32>(a) >> (offset & 31));
     return bits == 0 ? 0 : static_cast<s32>(shifted << (32 - bits)) >> (32 - bits);
   });
-  vector("v_bfm_b32", [](u32 width, u32 offset) {
-    return ((u32{1} << (width & 31)) - 1) << (offset & 31);
-  });
+  vector("v_bfm_b32",
+         [](u32 width, u32 offset) { return ((u32{1} << (width & 31)) - 1) << (offset & 31); });
   vector("v_bfrev_b32", [](u32 a) {
     a = (a >> 1 & 0x55555555) | (a & 0x55555555) << 1;
     a = (a >> 2 & 0x33333333) | (a & 0x33333333) << 2;
@@ -66,8 +65,10 @@ void add_fields() {
     return __builtin_bswap32(a);
   });
   vector("v_bcnt_u32_b32", [](u32 a, u32 b) { return static_cast<u32>(std::popcount(a)) + b; });
-  vector("v_ffbh_u32", [](u32 a) { return a == 0 ? ~u32{0} : static_cast<u32>(std::countl_zero(a)); });
-  vector("v_ffbl_b32", [](u32 a) { return a == 0 ? ~u32{0} : static_cast<u32>(std::countr_zero(a)); });
+  vector("v_ffbh_u32",
+         [](u32 a) { return a == 0 ? ~u32{0} : static_cast<u32>(std::countl_zero(a)); });
+  vector("v_ffbl_b32",
+         [](u32 a) { return a == 0 ? ~u32{0} : static_cast<u32>(std::countr_zero(a)); });
   // The first bit from the top that differs from the sign.
   vector("v_ffbh_i32", [](s32 a) {
     const u32 differing = static_cast<u32>(a ^ (a >> 31));
@@ -75,8 +76,9 @@ void add_fields() {
   });
 }
 
-// One byte of v_perm_b32's result: selector 0..7 a byte of the sources, 8..11 the sign of byte 1, 3,
-// 5 or 7, 12 zero, above 0xff. Without branches, so that the loop over lanes becomes vector code.
+// One byte of v_perm_b32's result: selector 0..7 a byte of the sources, 8..11 the sign of byte 1,
+// 3, 5 or 7, 12 zero, above 0xff. Without branches, so that the loop over lanes becomes vector
+// code.
 inline u32 permuted_byte(u64 bytes, u32 selector) {
   const u32 byte = static_cast<u32>(bytes >> 8 * (selector & 7)) & 0xff;
   const u32 sign = (0 - (static_cast<u32>(bytes >> (16 * (selector & 3) + 15)) & 1)) & 0xff;
@@ -87,7 +89,8 @@ inline u32 permuted_byte(u64 bytes, u32 selector) {
 void add_permute() {
   vector("v_perm_b32", [](u32 high, u32 low, u32 selectors) {
     const u64 bytes = static_cast<u64>(high) << 32 | low;
-    return permuted_byte(bytes, selectors & 0xff) | permuted_byte(bytes, selectors >> 8 & 0xff) << 8 |
+    return permuted_byte(bytes, selectors & 0xff) |
+           permuted_byte(bytes, selectors >> 8 & 0xff) << 8 |
            permuted_byte(bytes, selectors >> 16 & 0xff) << 16 |
            permuted_byte(bytes, selectors >> 24) << 24;
   });

@@ -65,8 +65,8 @@ u32 tiny(f32 x, Tiny format, const u32* noise) {
   const int lowest = 1 - format.bias;  // exponent of the smallest normal number
   const int exponent = std::max(std::ilogb(magnitude), lowest);
   const f64 units = std::ldexp(magnitude, format.mantissa_bits - exponent);
-  const f64 rounded = noise ? std::floor(units + std::ldexp(static_cast<f64>(*noise), -32))
-                            : std::nearbyint(units);
+  const f64 rounded =
+      noise ? std::floor(units + std::ldexp(static_cast<f64>(*noise), -32)) : std::nearbyint(units);
   // A normal number's units include the leading bit, which counts as one step of the exponent.
   const u64 code =
       (static_cast<u64>(exponent - lowest) << format.mantissa_bits) + static_cast<u64>(rounded);
@@ -79,7 +79,8 @@ void add_integers() {
   vector("v_cvt_f32_u32", [](u32 a) { return static_cast<f32>(a); });
   vector("v_cvt_i32_f32", [](f32 a) { return to_integer<s32>(a); });
   vector("v_cvt_u32_f32", [](f32 a) { return to_integer<u32>(a); });
-  vector("v_cvt_rpi_i32_f32", [](f32 a) { return to_integer<s32>(std::floor(static_cast<f64>(a) + 0.5)); });
+  vector("v_cvt_rpi_i32_f32",
+         [](f32 a) { return to_integer<s32>(std::floor(static_cast<f64>(a) + 0.5)); });
   vector("v_cvt_flr_i32_f32", [](f32 a) { return to_integer<s32>(std::floor(a)); });
   vector("v_cvt_f32_ubyte0", [](u32 a) { return static_cast<f32>(a & 0xff); });
   vector("v_cvt_f32_ubyte1", [](u32 a) { return static_cast<f32>(a >> 8 & 0xff); });
@@ -94,7 +95,8 @@ void add_integers() {
   vector("v_cvt_u16_f16", [](f16 a) { return to_integer<u16>(a); });
   vector("v_cvt_i16_f16", [](f16 a) { return to_integer<s16>(a); });
   vector("v_cvt_pk_u16_u32", [](u32 a, u32 b) {
-    return Pair<u16>{static_cast<u16>(std::min(a, 0xffffu)), static_cast<u16>(std::min(b, 0xffffu))};
+    return Pair<u16>{static_cast<u16>(std::min(a, 0xffffu)),
+                     static_cast<u16>(std::min(b, 0xffffu))};
   });
   vector("v_cvt_pk_i16_i32", [](s32 a, s32 b) {
     return Pair<s16>{static_cast<s16>(std::clamp(a, -32768, 32767)),
@@ -112,17 +114,18 @@ void add_floats() {
   vector("v_cvt_f16_f32", [](f32 a) { return static_cast<f16>(a); });
   vector("v_cvt_f64_f32", [](f32 a) { return static_cast<f64>(a); });
   vector("v_cvt_f32_f64", [](f64 a) { return narrowed(a); });
-  vector("v_cvt_pkrtz_f16_f32", [](f32 a, f32 b) {
-    return Pair<f16>{half_toward_zero(a), half_toward_zero(b)};
-  });
+  vector("v_cvt_pkrtz_f16_f32",
+         [](f32 a, f32 b) { return Pair<f16>{half_toward_zero(a), half_toward_zero(b)}; });
   vector("v_pack_b32_f16", [](u16 a, u16 b) { return Pair<u16>{a, b}; });
 }
 
 void add_8_bit_floats() {
   vector("v_cvt_f32_fp8", [](u32 a) { return widened(a, kFp8); });
   vector("v_cvt_f32_bf8", [](u32 a) { return widened(a, kBf8); });
-  vector("v_cvt_pk_f32_fp8", [](u32 a) { return Pair<f32>{widened(a, kFp8), widened(a >> 8, kFp8)}; });
-  vector("v_cvt_pk_f32_bf8", [](u32 a) { return Pair<f32>{widened(a, kBf8), widened(a >> 8, kBf8)}; });
+  vector("v_cvt_pk_f32_fp8",
+         [](u32 a) { return Pair<f32>{widened(a, kFp8), widened(a >> 8, kFp8)}; });
+  vector("v_cvt_pk_f32_bf8",
+         [](u32 a) { return Pair<f32>{widened(a, kBf8), widened(a >> 8, kBf8)}; });
   vector("v_cvt_pk_fp8_f32", [](f32 a, f32 b) {
     return KeepsHigh<u16>{static_cast<u16>(tiny(a, kFp8, nullptr) | tiny(b, kFp8, nullptr) << 8)};
   });

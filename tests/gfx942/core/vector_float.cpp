@@ -39,9 +39,8 @@ void add_f32() {
     const f32 part = settled(a - std::floor(a), a, a);
     return part >= 1 ? std::bit_cast<f32>(0x3f7fffffu) : part;
   });
-  vector("v_ldexp_f32", [](f32 a, s32 exponent) {
-    return is_nan(a) ? quiet(a) : std::ldexp(a, exponent);
-  });
+  vector("v_ldexp_f32",
+         [](f32 a, s32 exponent) { return is_nan(a) ? quiet(a) : std::ldexp(a, exponent); });
   vector("v_frexp_mant_f32", [](f32 a) {
     if (is_nan(a)) return quiet(a);
     int exponent;
@@ -59,16 +58,14 @@ void add_f64() {
   vector("v_add_f64", [](f64 a, f64 b) { return settled(a + b, a, b); });
   vector("v_mul_f64", [](f64 a, f64 b) { return settled(a * b, a, b); });
   vector("v_fma_f64", [](f64 a, f64 b, f64 c) { return settled(std::fma(a, b, c), a, b, c); });
-  vector("v_fmac_f64", [](f64 a, f64 b, Old<f64> c) {
-    return settled(std::fma(a, b, c.value), a, b, c.value);
-  });
+  vector("v_fmac_f64",
+         [](f64 a, f64 b, Old<f64> c) { return settled(std::fma(a, b, c.value), a, b, c.value); });
   vector("v_trunc_f64", [](f64 a) { return is_nan(a) ? quiet(a) : std::trunc(a); });
   vector("v_ceil_f64", [](f64 a) { return is_nan(a) ? quiet(a) : std::ceil(a); });
   vector("v_floor_f64", [](f64 a) { return is_nan(a) ? quiet(a) : std::floor(a); });
   vector("v_rndne_f64", [](f64 a) { return is_nan(a) ? quiet(a) : std::nearbyint(a); });
-  vector("v_ldexp_f64", [](f64 a, s32 exponent) {
-    return is_nan(a) ? quiet(a) : std::ldexp(a, exponent);
-  });
+  vector("v_ldexp_f64",
+         [](f64 a, s32 exponent) { return is_nan(a) ? quiet(a) : std::ldexp(a, exponent); });
 }
 
 void add_f16() {
@@ -90,16 +87,15 @@ f16 mixed_half(Mixed a, Mixed b, Mixed c) {
 
 void add_mixed() {
   vector("v_fma_mix_f32", [](Mixed a, Mixed b, Mixed c) { return mixed(a, b, c); });
-  vector("v_fma_mixlo_f16", [](Mixed a, Mixed b, Mixed c) {
-    return KeepsHigh<f16>{mixed_half(a, b, c)};
-  });
-  vector("v_fma_mixhi_f16", [](Mixed a, Mixed b, Mixed c) {
-    return KeepsHigh<f16>{mixed_half(a, b, c)};
-  });
+  vector("v_fma_mixlo_f16",
+         [](Mixed a, Mixed b, Mixed c) { return KeepsHigh<f16>{mixed_half(a, b, c)}; });
+  vector("v_fma_mixhi_f16",
+         [](Mixed a, Mixed b, Mixed c) { return KeepsHigh<f16>{mixed_half(a, b, c)}; });
 }
 
-// The three steps by which compilers divide exactly. ISA guide, chapter 12: VOP3, V_DIV_*. Where its words
-// would not give the exact quotient, these do what does: test_programs.py divides over the whole range.
+// The three steps by which compilers divide exactly. ISA guide, chapter 12: VOP3, V_DIV_*. Where
+// its words would not give the exact quotient, these do what does: test_programs.py divides over
+// the whole range.
 WithBit<f32> div_scale(f32 scaled, f32 denominator, f32 numerator) {
   const auto exponent = [](f32 x) { return static_cast<int>(std::bit_cast<u32>(x) >> 23 & 0xff); };
   const auto subnormal = [](f64 x) { return std::fabs(x) < 0x1p-126; };

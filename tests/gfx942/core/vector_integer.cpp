@@ -62,8 +62,10 @@ void add_32_bit() {
   vector("v_lshl_add_u64", [](u64 a, u32 b, u64 c) { return (a << (b & 7)) + c; });
 
   vector("v_mul_lo_u32", [](u32 a, u32 b) { return a * b; });
-  vector("v_mul_hi_u32", [](u32 a, u32 b) { return static_cast<u32>(static_cast<u64>(a) * b >> 32); });
-  vector("v_mul_hi_i32", [](s32 a, s32 b) { return static_cast<s32>(static_cast<s64>(a) * b >> 32); });
+  vector("v_mul_hi_u32",
+         [](u32 a, u32 b) { return static_cast<u32>(static_cast<u64>(a) * b >> 32); });
+  vector("v_mul_hi_i32",
+         [](s32 a, s32 b) { return static_cast<s32>(static_cast<s64>(a) * b >> 32); });
   vector("v_mul_u32_u24", [](u32 a, u32 b) { return unsigned24(a) * unsigned24(b); });
   vector("v_mul_hi_u32_u24", [](u32 a, u32 b) {
     return static_cast<u32>(static_cast<u64>(unsigned24(a)) * unsigned24(b) >> 32);
@@ -125,16 +127,13 @@ void add_16_bit() {
   vector("v_add_i16", [](u16 a, u16 b) { return static_cast<u16>(a + b); });
   vector("v_sub_i16", [](u16 a, u16 b) { return static_cast<u16>(a - b); });
   vector("v_mul_lo_u16", [](u16 a, u16 b) { return static_cast<u16>(u32{a} * b); });
-  vector("v_mad_u16", [](u16 a, u16 b, u16 c) {
-    return KeepsHigh<u16>{static_cast<u16>(u32{a} * b + c)};
-  });
-  vector("v_mad_i16", [](u16 a, u16 b, u16 c) {
-    return KeepsHigh<u16>{static_cast<u16>(u32{a} * b + c)};
-  });
+  vector("v_mad_u16",
+         [](u16 a, u16 b, u16 c) { return KeepsHigh<u16>{static_cast<u16>(u32{a} * b + c)}; });
+  vector("v_mad_i16",
+         [](u16 a, u16 b, u16 c) { return KeepsHigh<u16>{static_cast<u16>(u32{a} * b + c)}; });
   vector("v_mad_u32_u16", [](u16 a, u16 b, u32 c) { return u32{a} * b + c; });
-  vector("v_mad_i32_i16", [](s16 a, s16 b, s32 c) {
-    return static_cast<u32>(s32{a} * b) + static_cast<u32>(c);
-  });
+  vector("v_mad_i32_i16",
+         [](s16 a, s16 b, s32 c) { return static_cast<u32>(s32{a} * b) + static_cast<u32>(c); });
   add_order<u16>("u16");
   add_order<s16>("i16");
 }

@@ -245,8 +245,8 @@ void execute_vector(Wave& wave, const Instruction& i, const Opcode& opcode) {
   const bool in_place = lanes == kAllLanes && !i.sdwa && i.merge == kWhole && !i.clamp;
   Target result;
   for (int k = 0; k < 2; ++k) {
-    result.word[k] = in_place && k < i.out.words ? wave.vector[out_index + k]
-                                                 : wave.scratch_words[kResult + k];
+    result.word[k] =
+        in_place && k < i.out.words ? wave.vector[out_index + k] : wave.scratch_words[kResult + k];
   }
   opcode.lanes(in, result, bits);
   if (i.clamp) clamp_result(i.clamp, result);

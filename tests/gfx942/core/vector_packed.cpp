@@ -9,15 +9,15 @@ namespace gfx942 {
 namespace {
 
 // One function on both values of the operands.
-#define GFX942_BOTH2(T, expression)                                   \
-  [](Pair<T> x, Pair<T> y) {                                          \
+#define GFX942_BOTH2(T, expression)                                       \
+  [](Pair<T> x, Pair<T> y) {                                              \
     const auto one = [](T a, T b) { return static_cast<T>(expression); }; \
-    return Pair<T>{one(x.lo, y.lo), one(x.hi, y.hi)};                 \
+    return Pair<T>{one(x.lo, y.lo), one(x.hi, y.hi)};                     \
   }
-#define GFX942_BOTH3(T, expression)                                        \
-  [](Pair<T> x, Pair<T> y, Pair<T> z) {                                    \
+#define GFX942_BOTH3(T, expression)                                            \
+  [](Pair<T> x, Pair<T> y, Pair<T> z) {                                        \
     const auto one = [](T a, T b, T c) { return static_cast<T>(expression); }; \
-    return Pair<T>{one(x.lo, y.lo, z.lo), one(x.hi, y.hi, z.hi)};          \
+    return Pair<T>{one(x.lo, y.lo, z.lo), one(x.hi, y.hi, z.hi)};              \
   }
 
 void add_words() {

@@ -2,7 +2,8 @@
 // guide, chapter 12, VOP1); here each result is computed in f64 and rounded once, so it is the
 // correctly rounded one but for about one case in 10^8. A kernel must not depend on which of the
 // two neighbours it gets. f32 inputs and results that are denormal are flushed, as the guide says.
-// v_rcp_f64, v_rsq_f64 and v_sqrt_f64, which the hardware gives to about 2^-28 only, are exact here.
+// v_rcp_f64, v_rsq_f64 and v_sqrt_f64, which the hardware gives to about 2^-28 only, are exact
+// here.
 #include "floats.h"
 #include "registry.h"
 
@@ -38,8 +39,8 @@ f64 logarithm(f64 x) { return std::log2(x); }
 f64 reciprocal(f64 x) { return 1.0 / x; }
 f64 root(f64 x) { return std::sqrt(x); }
 f64 reciprocal_root(f64 x) { return 1.0 / std::sqrt(x); }
-// The argument counts turns; beyond 256 turns the hardware gives sin 0 and cos 1. Brought to a quarter
-// turn exactly, so that sin(0.5) is 0.
+// The argument counts turns; beyond 256 turns the hardware gives sin 0 and cos 1. Brought to a
+// quarter turn exactly, so that sin(0.5) is 0.
 f64 sine_of_quarter(f64 turns) { return std::sin(2 * M_PI * turns); }
 f64 sine(f64 turns) {
   if (std::fabs(turns) > 256) return turns * 0;

@@ -51,13 +51,13 @@ s64 issued_at(const Wave& wave, F is_it) {
 }  // namespace
 
 void Wave::issue(Queue& queue, int first, int count, u64 lanes) {
-  queue.push_back({now->pc, lanes, static_cast<s16>(first), static_cast<s16>(count), -1, true, false});
+  queue.push_back({now->pc, lanes, static_cast<s16>(first), static_cast<s16>(count), -1, true});
   for (int k = 0; k < count && first >= 0; ++k) pending[first + k] |= lanes;
 }
 
 void Wave::issue_flat(int first, int count, u64 lanes) {
   for (Queue* queue : {&vector_memory, &lds_and_scalar}) {
-    queue->push_back({now->pc, lanes, static_cast<s16>(first), static_cast<s16>(count), -1, false, true});
+    queue->push_back({now->pc, lanes, static_cast<s16>(first), static_cast<s16>(count), -1, false});
   }
   for (int k = 0; k < count && first >= 0; ++k) pending[first + k] |= lanes;
 }
@@ -68,7 +68,8 @@ void Wave::issue_scalar(int first_scalar, int count) {
     unwritten_scalar[first_scalar + k] = false;
     pending_scalar[first_scalar + k] = true;
   }
-  lds_and_scalar.push_back({now->pc, 0, -1, static_cast<s16>(count), static_cast<s16>(first_scalar), false, false});
+  lds_and_scalar.push_back(
+      {now->pc, 0, -1, static_cast<s16>(count), static_cast<s16>(first_scalar), false});
 }
 
 void Wave::wait(Queue& queue, u32 at_most) {
@@ -81,7 +82,8 @@ void Wave::wait(Queue& queue, u32 at_most) {
   } else {
     // At worst those that may come in any order came first; what is left of the count are the
     // oldest of the ordered ones.
-    const auto unordered = std::count_if(queue.begin(), queue.end(), [](const InFlight& one) { return !one.ordered; });
+    const auto unordered =
+        std::count_if(queue.begin(), queue.end(), [](const InFlight& one) { return !one.ordered; });
     s64 to_land = static_cast<s64>(queue.size()) - at_most - unordered;
     for (auto one = queue.begin(); one != queue.end() && to_land > 0;) {
       if (one->ordered) {
@@ -118,7 +120,9 @@ void Wave::check_read_slowly(int index, u64 lanes) {
   if (early != 0) {
     throw Fault{FaultKind::kReadBeforeWait, std::countr_zero(early), 0,
                 register_name(index) + " is read before the load into it was waited for",
-                issued_at(*this, [&](const InFlight& one) { return writes(one, index) && (one.lanes & early); })};
+                issued_at(*this, [&](const InFlight& one) {
+                  return writes(one, index) && (one.lanes & early);
+                })};
   }
   unwritten[index] &= ~lanes;  // note each register once
   note_uninitialised(index);
@@ -138,7 +142,9 @@ void Wave::refuse_write(int index, u64 lanes) {
   const u64 early = pending[index] & lanes;
   throw Fault{FaultKind::kWrittenBeforeWait, std::countr_zero(early), 0,
               register_name(index) + " is written before the load into it was waited for",
-              issued_at(*this, [&](const InFlight& one) { return writes(one, index) && (one.lanes & early); })};
+              issued_at(*this, [&](const InFlight& one) {
+                return writes(one, index) && (one.lanes & early);
+              })};
 }
 
 void Wave::refuse_scalar_write(int index) {

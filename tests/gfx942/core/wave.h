@@ -15,9 +15,11 @@ constexpr u32 kPoison = 0x7fc0dead;
 constexpr u8 kPoisonBytes[4] = {0xad, 0xde, 0xc0, 0x7f};
 
 // How instructions are counted. binding.py reads the names.
-#define GFX942_CLASSES(X)                                                                     \
-  X(valu) X(mfma) X(salu) X(branch) X(waitcnt) X(nop) X(barrier) X(smem) X(vmem_load)         \
-  X(vmem_store) X(vmem_atomic) X(lds) X(scratch) X(message)
+// clang-format off
+#define GFX942_CLASSES(X)                                                        \
+  X(valu) X(mfma) X(salu) X(branch) X(waitcnt) X(nop) X(barrier) X(smem)         \
+  X(vmem_load) X(vmem_store) X(vmem_atomic) X(lds) X(scratch) X(message)
+// clang-format on
 enum class IssueClass : u8 {
 #define GFX942_CLASS(name) name,
   GFX942_CLASSES(GFX942_CLASS)
@@ -25,9 +27,11 @@ enum class IssueClass : u8 {
 };
 
 // Why a program was stopped. binding.py reads the names and raises the exception of that name.
-#define GFX942_FAULTS(X)                                                                      \
-  X(UnknownInstruction) X(OutOfBounds) X(Misaligned) X(ReadBeforeWait) X(WrittenBeforeWait)   \
-  X(BadBranch) X(InstructionLimit) X(LdsRace) X(ReadOnly)
+// clang-format off
+#define GFX942_FAULTS(X)                                                         \
+  X(UnknownInstruction) X(OutOfBounds) X(ReadOnly) X(Misaligned)                 \
+  X(ReadBeforeWait) X(WrittenBeforeWait) X(LdsRace) X(BadBranch) X(InstructionLimit)
+// clang-format on
 enum class FaultKind : u32 {
   kNone,
 #define GFX942_FAULT(name) k##name,
@@ -64,11 +68,10 @@ struct UninitialisedRead {
 struct InFlight {
   u64 pc;
   u64 lanes;
-  s16 first;   // vector register it writes, -1 for none
+  s16 first;  // vector register it writes, -1 for none
   s16 count;
   s16 first_scalar;
   bool ordered;  // returns in order with the others of its counter
-  bool flat;     // counted by both counters
 };
 
 using Queue = std::deque<InFlight>;
@@ -89,13 +92,13 @@ struct Wave {
   bool unwritten_scalar[kNumScalars];
   u32 scc;
   u32 index_mode;  // s_set_gpr_idx_on: bits 0 to 2 sources, bit 3 the destination are indexed by m0
-  u32 next;  // index of the instruction to run next
+  u32 next;        // index of the instruction to run next
   u32 number;
   WaveState state;
-  Queue vector_memory;  // what s_waitcnt vmcnt counts
-  Queue lds_and_scalar;  // what s_waitcnt lgkmcnt counts
+  Queue vector_memory;           // what s_waitcnt vmcnt counts
+  Queue lds_and_scalar;          // what s_waitcnt lgkmcnt counts
   std::vector<u32> lds_written;  // words of LDS written since the last wait for LDS
-  std::vector<u8> scratch;  // lane l's bytes start at l * scratch_bytes
+  std::vector<u8> scratch;       // lane l's bytes start at l * scratch_bytes
   const Instruction* now;
   const Allocation* last_allocation;
   Group* group;
@@ -107,13 +110,16 @@ struct Wave {
   }
 
   u64 exec() const { return scalar64(kExec); }
-  u64 scalar64(int index) const { return scalar[index] | static_cast<u64>(scalar[index + 1]) << 32; }
+  u64 scalar64(int index) const {
+    return scalar[index] | static_cast<u64>(scalar[index + 1]) << 32;
+  }
   void set_scalar64(int index, u64 value) {
     scalar[index] = static_cast<u32>(value);
     scalar[index + 1] = static_cast<u32>(value >> 32);
   }
 
-  // Check that `lanes` of vector register `index` may be read; note reads of what was never written.
+  // Check that `lanes` of vector register `index` may be read; note reads of what was never
+  // written.
   void check_read(int index, u64 lanes) {
     if (((pending[index] | unwritten[index]) & lanes) != 0) check_read_slowly(index, lanes);
   }
@@ -180,43 +186,47 @@ struct Group {
 enum Order : u32 { kForward, kReverse, kRandom };
 
 // Everything a launch is given and gives back; filled in by machine.py.
-#define GFX942_LAUNCH_FIELDS(X)                                                               \
-  X(u64, instructions)      /* address of Instruction records */                              \
-  X(u64, num_instructions)                                                                    \
-  X(u64, index_of_word)     /* s32 per 4 bytes of code: index of the instruction there, or -1 */ \
-  X(u64, code_base)         /* where the first of those is loaded */                          \
-  X(u64, load_base)         /* added to every pc: where the code object is loaded */          \
-  X(u64, code_words)                                                                          \
-  X(u64, allocations)                                                                         \
-  X(u64, num_allocations)                                                                     \
-  X(u64, user_scalars)      /* u32 values of s0 .. */                                         \
-  X(u32, num_user_scalars)                                                                    \
-  X(u32, workgroup_ids)     /* bit per dimension: which ids follow the user scalars */        \
-  X(u32, entry)             /* index of the first instruction */                              \
-  X(u32, lds_bytes)                                                                           \
-  X(u32, scratch_bytes)     /* per lane */                                                    \
-  X(u32, grid_x) X(u32, grid_y) X(u32, grid_z)   /* workgroups */                             \
-  X(u32, block_x) X(u32, block_y) X(u32, block_z)                                             \
-  X(u32, order)                                                                               \
-  X(u64, seed)                                                                                \
-  X(u64, most_instructions)                                                                   \
-  X(u64, executed)          /* u64 per instruction: wave-instructions */                      \
-  X(u64, segments)          /* u64 per instruction: distinct 64-byte segments */              \
-  X(u64, lanes)             /* u64 per instruction: active lanes of memory instructions */    \
-  X(u64, total)             /* out: wave-instructions */                                      \
-  X(u64, uninitialised)     /* out: UninitialisedRead records */                              \
-  X(u32, most_uninitialised)                                                                  \
-  X(u32, num_uninitialised) /* out */                                                         \
-  X(u32, check_races)                                                                         \
-  X(u32, fault_kind)        /* out: 0, or 1 + the place in GFX942_FAULTS */                   \
-  X(u64, fault_index)       /* out: index of the instruction */                               \
-  X(u64, fault_address)                                                                       \
-  X(s64, fault_other_pc)                                                                      \
-  X(s32, fault_lane)                                                                          \
-  X(u32, fault_wave)                                                                          \
-  X(u32, fault_group)                                                                         \
-  X(u32, fault_text_bytes)                                                                    \
-  X(u64, fault_text)        /* out: char buffer of fault_text_bytes */
+#define GFX942_LAUNCH_FIELDS(X)                                                              \
+  X(u64, instructions) /* address of Instruction records */                                  \
+  X(u64, num_instructions)                                                                   \
+  X(u64, index_of_word) /* s32 per 4 bytes of code: index of the instruction there, or -1 */ \
+  X(u64, code_base)     /* where the first of those is loaded */                             \
+  X(u64, load_base)     /* added to every pc: where the code object is loaded */             \
+  X(u64, code_words)                                                                         \
+  X(u64, allocations)                                                                        \
+  X(u64, num_allocations)                                                                    \
+  X(u64, user_scalars) /* u32 values of s0 .. */                                             \
+  X(u32, num_user_scalars)                                                                   \
+  X(u32, workgroup_ids) /* bit per dimension: which ids follow the user scalars */           \
+  X(u32, entry)         /* index of the first instruction */                                 \
+  X(u32, lds_bytes)                                                                          \
+  X(u32, scratch_bytes) /* per lane */                                                       \
+  X(u32, grid_x)        /* workgroups */                                                     \
+  X(u32, grid_y)                                                                             \
+  X(u32, grid_z)                                                                             \
+  X(u32, block_x) /* threads of a workgroup */                                               \
+  X(u32, block_y)                                                                            \
+  X(u32, block_z)                                                                            \
+  X(u32, order)                                                                              \
+  X(u64, seed)                                                                               \
+  X(u64, most_instructions)                                                                  \
+  X(u64, executed)      /* u64 per instruction: wave-instructions */                         \
+  X(u64, segments)      /* u64 per instruction: distinct 64-byte segments */                 \
+  X(u64, lanes)         /* u64 per instruction: active lanes of memory instructions */       \
+  X(u64, total)         /* out: wave-instructions */                                         \
+  X(u64, uninitialised) /* out: UninitialisedRead records */                                 \
+  X(u32, most_uninitialised)                                                                 \
+  X(u32, num_uninitialised) /* out */                                                        \
+  X(u32, check_races)                                                                        \
+  X(u32, fault_kind)  /* out: 0, or 1 + the place in GFX942_FAULTS */                        \
+  X(u64, fault_index) /* out: index of the instruction */                                    \
+  X(u64, fault_address)                                                                      \
+  X(s64, fault_other_pc)                                                                     \
+  X(s32, fault_lane)                                                                         \
+  X(u32, fault_wave)                                                                         \
+  X(u32, fault_group)                                                                        \
+  X(u32, fault_text_bytes)                                                                   \
+  X(u64, fault_text) /* out: char buffer of fault_text_bytes */
 
 struct Launch {
 #define GFX942_FIELD(type, name) type name;

@@ -111,17 +111,19 @@ struct TwoHalves {
   static constexpr int kCount = 1;
   static Pair<T> load(const Source& s, int lane) {
     const u32 bits = s.word[0][lane];
-    return {std::bit_cast<T>(static_cast<u16>(bits)), std::bit_cast<T>(static_cast<u16>(bits >> 16))};
+    return {std::bit_cast<T>(static_cast<u16>(bits)),
+            std::bit_cast<T>(static_cast<u16>(bits >> 16))};
   }
   static void store(const Target& t, int lane, Pair<T> value) {
-    t.word[0][lane] = std::bit_cast<u16>(value.lo) | static_cast<u32>(std::bit_cast<u16>(value.hi)) << 16;
+    t.word[0][lane] = std::bit_cast<u16>(value.lo) | static_cast<u32>(std::bit_cast<u16>(value.hi))
+                                                         << 16;
   }
 };
 
-#define GFX942_WORDS(type, base, text)              \
-  template <>                                       \
-  struct Words<type> : base {                       \
-    static constexpr const char* kName = text;      \
+#define GFX942_WORDS(type, base, text)         \
+  template <>                                  \
+  struct Words<type> : base {                  \
+    static constexpr const char* kName = text; \
   };
 GFX942_WORDS(u16, OneWord<u16>, "u16")
 GFX942_WORDS(s16, OneWord<s16>, "s16")
@@ -183,22 +185,22 @@ struct Words<Mixed> {
 };
 
 // Words of what wraps one of the types above; the name says how it is wrapped.
-#define GFX942_WRAPPED(type, text)                                                          \
-  template <>                                                                               \
-  struct Words<Old<type>> {                                                                 \
-    static constexpr const char* kName = "old " text;                                       \
+#define GFX942_WRAPPED(type, text)                                                            \
+  template <>                                                                                 \
+  struct Words<Old<type>> {                                                                   \
+    static constexpr const char* kName = "old " text;                                         \
     static Old<type> load(const Source& s, int lane) { return {Words<type>::load(s, lane)}; } \
-  };                                                                                        \
-  template <>                                                                               \
-  struct Words<WithBit<type>> {                                                             \
-    static constexpr const char* kName = text "+bit";                                       \
-  };                                                                                        \
-  template <>                                                                               \
-  struct Words<KeepsHigh<type>> {                                                           \
-    static constexpr const char* kName = "keep " text;                                      \
-    static void store(const Target& t, int lane, KeepsHigh<type> value) {                   \
-      Words<type>::store(t, lane, value.value);                                             \
-    }                                                                                       \
+  };                                                                                          \
+  template <>                                                                                 \
+  struct Words<WithBit<type>> {                                                               \
+    static constexpr const char* kName = text "+bit";                                         \
+  };                                                                                          \
+  template <>                                                                                 \
+  struct Words<KeepsHigh<type>> {                                                             \
+    static constexpr const char* kName = "keep " text;                                        \
+    static void store(const Target& t, int lane, KeepsHigh<type> value) {                     \
+      Words<type>::store(t, lane, value.value);                                               \
+    }                                                                                         \
   };
 GFX942_WRAPPED(u16, "u16")
 GFX942_WRAPPED(f16, "f16")

@@ -26,7 +26,8 @@ KERNEL(256) void tickets(u32* next, u32* taken) {
 }
 
 // The extremes and the sum of values, as u32, s32, u64 and float.
-KERNEL(256) void extremes(const int* values, int* low, u32* high, u64* sum, float* total, u32 count) {
+KERNEL(256)
+void extremes(const int* values, int* low, u32* high, u64* sum, float* total, u32 count) {
   const u32 i = global_id();
   if (i >= count) return;
   const int value = values[i];

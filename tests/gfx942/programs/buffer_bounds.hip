@@ -1,12 +1,13 @@
-// Buffer instructions check each dword against the descriptor's size; what is past it reads 0 and is not
-// written.
+// Buffer instructions check each dword against the descriptor's size; what is past it reads 0 and
+// is not written.
 #include "gfx942.h"
 
 constexpr int kFlags = 0x00020000;  // raw buffer of 32-bit data
 
 // copy: thread t moves 16 bytes at 16 t + scalar from `from` to `to`.
 KERNEL(64) void copy_16_bytes(u32x4* from, u32x4* to, int from_bytes, int to_bytes, int scalar) {
-  const __amdgpu_buffer_rsrc_t source = __builtin_amdgcn_make_buffer_rsrc(from, 0, from_bytes, kFlags);
+  const __amdgpu_buffer_rsrc_t source =
+      __builtin_amdgcn_make_buffer_rsrc(from, 0, from_bytes, kFlags);
   const __amdgpu_buffer_rsrc_t target = __builtin_amdgcn_make_buffer_rsrc(to, 0, to_bytes, kFlags);
   const int offset = (int)thread_id() * 16;
   const u32x4 value = __builtin_amdgcn_raw_buffer_load_b128(source, offset, scalar, 0);
@@ -15,7 +16,8 @@ KERNEL(64) void copy_16_bytes(u32x4* from, u32x4* to, int from_bytes, int to_byt
 
 // The same with 1, 2, 4 and 8 bytes a thread.
 KERNEL(64) void copy_narrow(u8* from, u8* to, int num_bytes) {
-  const __amdgpu_buffer_rsrc_t source = __builtin_amdgcn_make_buffer_rsrc(from, 0, num_bytes, kFlags);
+  const __amdgpu_buffer_rsrc_t source =
+      __builtin_amdgcn_make_buffer_rsrc(from, 0, num_bytes, kFlags);
   const __amdgpu_buffer_rsrc_t target = __builtin_amdgcn_make_buffer_rsrc(to, 0, num_bytes, kFlags);
   const int t = (int)thread_id();
   const u8 byte = __builtin_amdgcn_raw_buffer_load_b8(source, t, 0, 0);

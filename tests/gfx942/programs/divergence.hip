@@ -21,18 +21,35 @@ KERNEL(256) void dispatch(const u32* program, s16x4* out4, int* out, u32 count) 
   if (i >= count) return;
   int x = (int)i * 7 - 1000;
   switch (program[i % 8]) {
-    case 0: x = -x; break;
-    case 1: x /= 13; break;
-    case 2: x %= 13; break;
+    case 0:
+      x = -x;
+      break;
+    case 1:
+      x /= 13;
+      break;
+    case 2:
+      x %= 13;
+      break;
     case 3:
       for (u32 k = 0; k < i % 5; ++k) {
-        if (x < 0) x += 100; else x -= k;
+        if (x < 0)
+          x += 100;
+        else
+          x -= k;
       }
       break;
-    case 4: x = __builtin_popcount(x) + (x >> 3); break;
-    case 5: x = x * x; break;
-    case 6: x = x > 0 ? (int)__builtin_clz(x) : -1; break;
-    default: x ^= 0x5a5a; break;
+    case 4:
+      x = __builtin_popcount(x) + (x >> 3);
+      break;
+    case 5:
+      x = x * x;
+      break;
+    case 6:
+      x = x > 0 ? (int)__builtin_clz(x) : -1;
+      break;
+    default:
+      x ^= 0x5a5a;
+      break;
   }
   out[i] = x;
   out4[i] = s16x4{(short)x, (short)(x >> 1), (short)(x + 1), (short)-x};

@@ -1,5 +1,5 @@
-// What the programs share: names for the attributes and builtins of clang's AMDGPU target. No header of
-// HIP is needed to compile them.
+// What the programs share: names for the attributes and builtins of clang's AMDGPU target. No
+// header of HIP is needed to compile them.
 #pragma once
 
 #define KERNEL(most_threads) \

@@ -23,8 +23,9 @@ struct Mixed {
   long long l;
 };
 
-KERNEL(64) void arguments(Mixed mixed, float f, int i, double d, const double* middle, const float* null,
-                          bool flag, double* out) {
+KERNEL(64)
+void arguments(Mixed mixed, float f, int i, double d, const double* middle, const float* null,
+               bool flag, double* out) {
   out[0] = mixed.i;
   out[1] = mixed.f;
   out[2] = (double)mixed.l;

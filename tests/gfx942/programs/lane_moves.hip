@@ -28,11 +28,11 @@ KERNEL(256) void row_sums(const u32* values, u32* prefix, u32* row_total) {
 KERNEL(64) void rearranged(const u32* values, u32* out) {
   const u32 t = thread_id();
   const u32 v = values[t];
-  out[t] = DPP(0, v, 0x1b, 0xf, 0xf, true);            // quad_perm:[3,2,1,0]
-  out[64 + t] = DPP(0, v, 0x140, 0xf, 0xf, true);      // row_mirror
-  out[128 + t] = DPP(0, v, 0x141, 0xf, 0xf, true);     // row_half_mirror
-  out[192 + t] = DPP(0, v, 0x153, 0xf, 0xf, true);     // row_newbcast:3
-  out[256 + t] = DPP(7, v, 0x101, 0xf, 0x5, true);     // row_shl:1, banks 0 and 2
+  out[t] = DPP(0, v, 0x1b, 0xf, 0xf, true);         // quad_perm:[3,2,1,0]
+  out[64 + t] = DPP(0, v, 0x140, 0xf, 0xf, true);   // row_mirror
+  out[128 + t] = DPP(0, v, 0x141, 0xf, 0xf, true);  // row_half_mirror
+  out[192 + t] = DPP(0, v, 0x153, 0xf, 0xf, true);  // row_newbcast:3
+  out[256 + t] = DPP(7, v, 0x101, 0xf, 0x5, true);  // row_shl:1, banks 0 and 2
   out[320 + t] = (u32)__builtin_amdgcn_ds_bpermute((int)(((t * 5 + 3) % 64) * 4), (int)v);
   out[384 + t] = (u32)__builtin_amdgcn_ds_permute((int)(((t * 5 + 3) % 64) * 4), (int)v);
   out[448 + t] = (u32)__builtin_amdgcn_ds_swizzle((int)v, 0x041f);  // the neighbour by xor 1
@@ -43,7 +43,8 @@ KERNEL(64) void uniform_reads(const u32* values, u32* out) {
   const u32 t = thread_id();
   const u32 v = values[t];
   const u64 odd = __builtin_amdgcn_ballot_w64(v % 2 == 1);
-  const u32 below = __builtin_amdgcn_mbcnt_hi((u32)(odd >> 32), __builtin_amdgcn_mbcnt_lo((u32)odd, 0));
+  const u32 below =
+      __builtin_amdgcn_mbcnt_hi((u32)(odd >> 32), __builtin_amdgcn_mbcnt_lo((u32)odd, 0));
   if (v % 2 == 1) {
     out[3 * t] = (u32)__builtin_amdgcn_readfirstlane((int)v);
     out[3 * t + 1] = (u32)__builtin_amdgcn_readlane((int)v, 17);

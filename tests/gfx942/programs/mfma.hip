@@ -1,10 +1,11 @@
-// One MFMA a kernel: D = A * B + C, each lane's registers contiguous in memory, one problem a workgroup.
+// One MFMA a kernel: D = A * B + C, each lane's registers contiguous in memory, one problem a
+// workgroup.
 #include "gfx942.h"
 
-#define MFMA_KERNEL(name, builtin, input, result)                                              \
-  KERNEL(64) void name(const input* a, const input* b, const result* c, result* d) {           \
-    const u32 i = group_id() * 64 + thread_id();                                               \
-    d[i] = builtin(a[i], b[i], c[i], 0, 0, 0);                                                 \
+#define MFMA_KERNEL(name, builtin, input, result)                                    \
+  KERNEL(64) void name(const input* a, const input* b, const result* c, result* d) { \
+    const u32 i = group_id() * 64 + thread_id();                                     \
+    d[i] = builtin(a[i], b[i], c[i], 0, 0, 0);                                       \
   }
 
 MFMA_KERNEL(mfma_16x16x16_bf16, __builtin_amdgcn_mfma_f32_16x16x16bf16_1k, s16x4, f32x4)

@@ -1,4 +1,5 @@
-// Arrays indexed at run time live in scratch; a function that is not inlined has a stack frame there.
+// Arrays indexed at run time live in scratch; a function that is not inlined has a stack frame
+// there.
 #include "gfx942.h"
 
 // out[i] = the i-th permutation step: a lane-private table shuffled by `swaps`.

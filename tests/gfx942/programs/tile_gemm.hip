@@ -1,4 +1,5 @@
-// C[M, N] = A[M, K] * B[N, K]^T, bf16 in, f32 out: a wave a 16 x 16 tile, K in steps of 64 staged in LDS.
+// C[M, N] = A[M, K] * B[N, K]^T, bf16 in, f32 out: a wave a 16 x 16 tile, K in steps of 64 staged
+// in LDS.
 //
 //   a   bf16 [m, k], k a multiple of 64
 //   b   bf16 [n, k]

@@ -1,8 +1,9 @@
-// The shape of a weight-streaming kernel: a ring of global loads kept full by counted waits, SDWA shifts, pins
-// of inline assembly, partial sums through double-buffered LDS.
+// The shape of a weight-streaming kernel: a ring of global loads kept full by counted waits, SDWA
+// shifts, pins of inline assembly, partial sums through double-buffered LDS.
 //
 //   stream   u32 [rounds][waves][64][4], scales u32 [rounds][waves][64]
-//   out      u32 [64]: per lane the sum over rounds and waves of rotated words times (scale byte 1 << 23)
+//   out      u32 [64]: per lane the sum over rounds and waves of rotated words times (scale byte 1
+//   << 23)
 #include "gfx942.h"
 
 constexpr u32 kRing = 4;
@@ -10,7 +11,8 @@ constexpr u32 kWaves = 8;
 
 DEVICE u32 shifted_byte(u32 scale) {
   u32 result;
-  asm("v_lshlrev_b32_sdwa %0, %1, %2 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD src1_sel:BYTE_1"
+  asm("v_lshlrev_b32_sdwa %0, %1, %2 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD "
+      "src1_sel:BYTE_1"
       : "=v"(result)
       : "v"(23), "v"(scale));
   return result;
@@ -51,5 +53,6 @@ KERNEL(512) void weight_ring(const u32x4* stream, const u32* scales, u32* out, u
       for (u32 w = 0; w < kWaves; ++w) total += partial[buffer][w][lane];
     }
   }
-  if (total != 0) __hip_atomic_fetch_add(&out[lane], total, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+  if (total != 0)
+    __hip_atomic_fetch_add(&out[lane], total, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
