@@ -23,8 +23,8 @@ from sglang.srt.configs.mamba_utils import (
     Mamba2StateDType,
     Mamba2StateShape,
 )
+from sglang.srt.managers.schedule_batch import FINISH_ABORT, ScheduleBatch
 from sglang.srt.managers.schedule_batch import Req as StockReq
-from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 from sglang.srt.managers.scheduler_components.batch_result_processor import (
     SchedulerBatchResultProcessor,
@@ -39,18 +39,13 @@ from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
 from sglang.srt.mem_cache.registry import (
     TreeCacheBuildContext,
     create_tree_cache,
-    get_radix_cache_factory,
-    register_radix_cache_backend,
 )
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.runtime_context import get_context
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-from sglang_mi300a.pools.stock import (
-    make_turn_tail_cache,
-    place_snapshot_with_margin,
-)
+from sglang_mi300a.pools.stock import place_snapshot_with_margin, register_turn_tail
 from sglang_mi300a.pools.turn_tail.refusals import BACKEND
 from sglang_mi300a.pools.workload import GRID_TOKENS
 
@@ -154,23 +149,31 @@ class PagedAllocator(PagedTokenToKVPoolAllocator):
         return out
 
 
+ONE_NUMBER = Mamba2StateShape(
+    conv=[(1, 1)], temporal=(1, 1, 1), intermediate_size=1, conv_dim=1, ssm_state_size=1,
+    num_heads=1, head_dim=1, state_size=1, conv_kernel=2,
+)  # fmt: skip
+
+
 class Server:
     """SGLang's cache and scheduler bookkeeping, driven pass by pass.
 
     Attributes:
+        state_shape: Of one state; a subclass that computes states has real ones.
         waiting: Requests not yet admitted, first come first served.
         build_context: What the prefix cache was built from.
         cache: The prefix cache.
+        content: What the state in each slot would have seen: tokens, and how many of them.
         num_prefilled: Tokens prefilled so far.
-        num_evicted_states: Snapshots evicted so far.
         num_retracted: Requests put back into the queue so far.
     """
+
+    state_shape = ONE_NUMBER
 
     def __init__(self, setup: Setup, accepted: random.Random) -> None:
         self.setup = setup
         self.waiting: list[StockReq] = []
         self.num_prefilled = 0
-        self.num_evicted_states = 0
         self.num_retracted = 0
         self._accepted = accepted
         self._config = get_context().override_server_args(
@@ -190,12 +193,11 @@ class Server:
             _mamba_cache_chunk_size=GRID_TOKENS,
         )
         args = self._config.install()
-        self.pool = _request_pool(setup)
+        self.pool = _request_pool(setup, self.state_shape)
         self.kv = PagedAllocator(
             setup.kv_tokens, PAGE_TOKENS, torch.bfloat16, "cpu", kvcache=None, need_sort=False
         )
-        if get_radix_cache_factory(BACKEND) is None:
-            register_radix_cache_backend(BACKEND, make_turn_tail_cache)
+        register_turn_tail()
         self.build_context = TreeCacheBuildContext(
             server_args=args,
             params=CacheInitParams(
@@ -228,7 +230,7 @@ class Server:
         self._prefilled: Any = None
         self._new_token_ratio = 0.5
         self._replies: dict[str, array[int]] = {}
-        self._content: dict[int, tuple[array[int], int]] = {}
+        self.content: dict[int, tuple[array[int], int]] = {}
 
     def close(self) -> None:
         """Give SGLang's process-wide configuration back."""
@@ -247,15 +249,15 @@ class Server:
         return req
 
     def abort(self, req: StockReq) -> None:
-        """End a request that waits or decodes; nothing of its reply is stored."""
+        """End a request as SGLang does: at once, or at the end of its next round of decoding."""
         if req in self.waiting:
             self.waiting.remove(req)
-            return
-        self._merge_prefilled()
-        at = self._running.reqs.index(req)
-        release_kv_cache(req, self.cache, is_insert=False)
-        self._running.filter_batch(keep_indices=_all_but(at, len(self._running.reqs)))
-        self._running.batch_is_full = False
+        elif req is self._chunked:
+            req.finished_reason = FINISH_ABORT()
+            release_kv_cache(req, self.cache, is_insert=False)
+            self._chunked = None
+        else:
+            req.to_finish = FINISH_ABORT()
 
     def retract(self, req: StockReq) -> None:
         """Put a decoding request back into the queue, as SGLang does when KV runs out."""
@@ -269,10 +271,15 @@ class Server:
 
     @property
     def decoding(self) -> list[StockReq]:
-        """Requests whose prompt is prefilled and whose reply is not complete."""
+        """Requests whose prompt is prefilled and whose reply is neither complete nor aborted."""
         prefilled = self._prefilled.reqs if self._prefilled is not None else []
         running = [req for req in (*self._running.reqs, *prefilled) if not req.finished()]
-        return [req for req in running if req is not self._chunked]
+        return [req for req in running if req is not self._chunked and not req.to_finish]
+
+    @property
+    def in_chunks(self) -> StockReq | None:
+        """The request whose prompt is prefilled in part."""
+        return self._chunked
 
     # ---- passes ----
 
@@ -377,7 +384,7 @@ class Server:
 
     def _prefill(self, batch: Any) -> list[StockReq]:
         self.num_prefilled += batch.extend_num_tokens
-        self._note_prefilled_states(batch)
+        self.prefill_states(batch)
         self.kv.free_group_begin()
         finished = []
         for req in batch.reqs:
@@ -425,7 +432,7 @@ class Server:
             if req.mamba_last_track_seqlen != tracked:
                 slot = int(req.mamba_ping_pong_track_buffer[place])
                 tokens = req.origin_input_ids + req.output_ids
-                self._content[slot] = (tokens, req.mamba_last_track_seqlen)
+                self.content[slot] = (tokens, req.mamba_last_track_seqlen)
             if req.finished():
                 release_kv_cache(req, self.cache)
                 finished.append(req)
@@ -434,9 +441,9 @@ class Server:
 
     # ---- what the states would hold ----
 
-    def _note_prefilled_states(self, batch: Any) -> None:
+    def prefill_states(self, batch: Any) -> None:
         """Do to the contents of state slots what the forward pass does to the states."""
-        content = self._content
+        content = self.content
         if batch.mamba_clear_indices is not None:
             for slot in batch.mamba_clear_indices.tolist():
                 content[slot] = (array("q"), 0)
@@ -473,24 +480,24 @@ class Server:
     def check(self) -> None:
         """Raise AssertionError where the tree, a pool or a stored state is not as it must be."""
         self.cache.sanity_check()
-        in_tree = []
+        self._check_slots()
+        self._check_kv()
         for node, tokens in self.snapshots():
-            slot = int(node.component_data[MAMBA].value)
-            held, length = self._content[slot]
+            held, length = self.content[int(node.component_data[MAMBA].value)]
             assert held[:length] == tokens, (
                 f"node {node.id} names {len(tokens)} tokens and stores a state of {length}"
             )
-            in_tree.append(slot)
-        holders = [req for req in self._requests() if req.mamba_pool_idx is not None]
-        held_slots = [int(req.mamba_pool_idx) for req in holders]
-        for req in holders:
+
+    def _check_slots(self) -> None:
+        slots: list[int] = self.pool.mamba_allocator.free_slots.tolist()
+        slots += [int(node.component_data[MAMBA].value) for node, _ in self.snapshots()]
+        for req in self.requests():
+            if req.mamba_pool_idx is not None:
+                slots.append(int(req.mamba_pool_idx))
             if req.mamba_ping_pong_track_buffer is not None:
-                held_slots += req.mamba_ping_pong_track_buffer.tolist()
-        free = self.pool.mamba_allocator.free_slots.tolist()
-        slots = sorted(in_tree + held_slots + free)
-        assert slots == sorted(set(slots)), "a state slot has two owners"
+                slots += req.mamba_ping_pong_track_buffer.tolist()
+        assert len(slots) == len(set(slots)), "a state slot has two owners"
         assert len(slots) == self.setup.slots, f"{self.setup.slots - len(slots)} slots are lost"
-        self._check_kv()
 
     def _check_kv(self) -> None:
         pages = [page.item() for page in self.kv.free_pages]
@@ -499,7 +506,7 @@ class Server:
             value = node.component_data[0].value
             if node is not core.root_node and value is not None:
                 pages += (value[::PAGE_TOKENS] // PAGE_TOKENS).tolist()
-        for req in self._requests():
+        for req in self.requests():
             if req.req_pool_idx is not None and req.kv is not None:
                 row = self.pool.req_to_token[req.req_pool_idx]
                 own = row[req.cache_protected_len : req.kv.kv_allocated_len : PAGE_TOKENS]
@@ -507,24 +514,21 @@ class Server:
         assert len(pages) == len(set(pages)), "a KV page has two owners"
         assert len(pages) == self.kv.num_pages, f"{self.kv.num_pages - len(pages)} pages are lost"
 
-    def _requests(self) -> list[StockReq]:
+    def requests(self) -> list[StockReq]:
+        """Return all requests that have not ended."""
         prefilled = self._prefilled.reqs if self._prefilled is not None else []
         known = {id(req): req for req in (*self.waiting, *self._running.reqs, *prefilled)}
         if self._chunked is not None:
             known[id(self._chunked)] = self._chunked
-        return list(known.values())
+        return [req for req in known.values() if not req.finished()]
 
 
 def _all_but(at: int, count: int) -> list[int]:
     return [i for i in range(count) if i != at]
 
 
-def _request_pool(setup: Setup) -> HybridReqToTokenPool:
-    """Return SGLang's pool of requests and states; each state is one number."""
-    shape = Mamba2StateShape(
-        conv=[(1, 1)], temporal=(1, 1, 1), intermediate_size=1, conv_dim=1, ssm_state_size=1,
-        num_heads=1, head_dim=1, state_size=1, conv_kernel=2,
-    )  # fmt: skip
+def _request_pool(setup: Setup, shape: Mamba2StateShape) -> HybridReqToTokenPool:
+    """Return SGLang's pool of requests and states."""
     return HybridReqToTokenPool(
         size=setup.run_cap,
         mamba_size=setup.slots,

@@ -23,7 +23,9 @@ Keys, version 1::
     tensors              one row a tensor: rank, part ("target" or "draft"), parameter name,
                          index into files, offset, dtype, shape, checksum
 
-Checksums are xxh3_128, hexadecimal. Offsets and sizes are bytes.
+Checksums are xxh3_128, hexadecimal. That of a tensor of more than 16 MiB is the checksum of its
+blocks' checksums, one after another as text: several threads can then check one tensor. Offsets and
+sizes are bytes.
 """
 
 from __future__ import annotations
@@ -72,9 +74,43 @@ DTYPE_BYTES: Mapping[str, int] = {
 _Row = tuple[int, str, str, int, int, str, list[int], str]
 
 
+CHECKSUM_BLOCK_BYTES = 16 << 20
+"""What of a tensor has a checksum of its own, if the tensor is larger."""
+
+
 def checksum(data: Any) -> str:
     """Return the xxh3_128 of a bytes-like object, 32 hexadecimal digits."""
     return xxhash.xxh3_128_hexdigest(data)
+
+
+def of_blocks(checksums: Sequence[str]) -> str:
+    """Return a tensor's checksum from those of its blocks."""
+    return checksums[0] if len(checksums) == 1 else checksum("".join(checksums).encode())
+
+
+class TensorChecksum:
+    """The checksum of a tensor whose bytes come one after another."""
+
+    def __init__(self) -> None:
+        self._finished: list[str] = []
+        self._block = xxhash.xxh3_128()
+        self._left = CHECKSUM_BLOCK_BYTES
+
+    def update(self, data: memoryview) -> None:
+        """Take the next bytes."""
+        while len(data):
+            if not self._left:
+                self._finished.append(self._block.hexdigest())
+                self._block = xxhash.xxh3_128()
+                self._left = CHECKSUM_BLOCK_BYTES
+            part = data[: self._left]
+            self._block.update(part)
+            self._left -= len(part)
+            data = data[len(part) :]
+
+    def hexdigest(self) -> str:
+        """Return the checksum of what was taken."""
+        return of_blocks([*self._finished, self._block.hexdigest()])
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 from sglang.srt.environ import envs
-from sglang.srt.mem_cache.registry import default_radix_cache_factory
+from sglang.srt.mem_cache.registry import (
+    default_radix_cache_factory,
+    get_radix_cache_factory,
+    register_radix_cache_backend,
+)
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.components.mamba_component import MambaComponent
 from sglang.srt.mem_cache.unified_cache.components.tree_component import (
@@ -27,7 +31,16 @@ from sglang_mi300a.pools.turn_tail.policy import (
     continued,
     with_margin,
 )
-from sglang_mi300a.pools.turn_tail.refusals import Setup, refuse_what_is_unsupported
+from sglang_mi300a.pools.turn_tail.refusals import BACKEND, Setup, refuse_what_is_unsupported
+
+
+def register_turn_tail(ctx: Any = None) -> None:
+    """Make ``--radix-cache-backend gdn-turntail`` known to SGLang in this process, once.
+
+    The body of a hook before ``create_tree_cache``, whose argument it does not need.
+    """
+    if get_radix_cache_factory(BACKEND) is None:
+        register_radix_cache_backend(BACKEND, make_turn_tail_cache)
 
 
 def make_turn_tail_cache(ctx: Any) -> Any:
@@ -70,12 +83,14 @@ def place_snapshot_with_margin(original: Callable[..., Any], self: Any, req: Any
     """Return stock's place for a request's snapshot, moved away from the prompt's end.
 
     The body of a hook around ``ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend``; the
-    place is ``req.mamba_last_track_seqlen`` and, for the kernels, the returned entry.
+    place is ``req.mamba_last_track_seqlen`` and, for the kernels, the returned entry. Under another
+    cache than TurnTail's nothing is moved.
     """
     entry = original(self, req)
+    states = getattr(self.tree_cache, "components", {}).get(ComponentType.MAMBA)
     prompt_tokens = len(req.full_untruncated_fill_ids)
     is_last_pass = req.extend_range.end == prompt_tokens
-    if not entry.track_mask or not is_last_pass:
+    if not isinstance(states, TurnTail) or not entry.track_mask or not is_last_pass:
         return entry
     placed = req.mamba_last_track_seqlen
     if placed == req.mamba_branching_seqlen:  # where requests part, not where this prompt ends
@@ -179,7 +194,8 @@ class TurnTail(MambaComponent):
         if is_finished and rested not in self.ledger.superseded_by:
             node = self.tree_core._node_arena.get(rested)
             if node is not None and self._order.in_list(node):
-                if self.ledger.rest(rested, self._saved_tokens(node)):
+                shared = self._is_shared(node)
+                if shared or self.ledger.rest(rested, self._saved_tokens(node)):
                     self._order.reset_node_mru(node)
                 else:
                     self._to_tail(node)
@@ -262,6 +278,15 @@ class TurnTail(MambaComponent):
                 if continued > 1:
                     return True
         return False
+
+    def _is_shared(self, node: Any) -> bool:
+        """Return whether several conversations continue behind a snapshot, before any other."""
+        while not self._is_fork(node):
+            behind = [c for c in node.children.values() if c.id not in self.ledger.replies]
+            if not behind or self._order.in_list(behind[0]):
+                return False
+            node = behind[0]
+        return True
 
     def _supersede_above(self, node: Any) -> None:
         """Send the snapshots above ``node`` to the tail, up to the first fork."""

@@ -17,6 +17,7 @@ from sglang_mi300a.artifact_manifest import FileFacts, Manifest, Part, TensorFac
 from sglang_mi300a.errors import UserError
 from sglang_mi300a.weights import page_cache, safetensors_header
 from sglang_mi300a.weights.reading import DEFAULT_RING_BYTES, DEFAULT_THREADS, Files, Ring
+from sglang_mi300a.weights.tensor_blocks import Block, BlockChecksums, blocks
 
 _COPY_AGAIN = "copy the artifact again, or run shard-weights again"
 
@@ -124,33 +125,35 @@ def verify(
             else:
                 advance(sum(tensor.size for tensor in expected))
     check(partial(_check_no_strays, artifact, {f"rank-{rank}" for rank in chosen}))
-    ring = Ring(DEFAULT_RING_BYTES, threads)
+    ring, sums = Ring(DEFAULT_RING_BYTES, threads), BlockChecksums()
+
+    def wrong(block: Block) -> UserError | None:
+        try:
+            found = sums.add(block, _checksum_of(artifact, block, files, ring, advance))
+        except UserError as error:
+            return error
+        if found in (None, block.tensor.xxh3_128):
+            return None
+        return wrong_checksum(artifact.path(block.tensor), block.tensor, str(found))
+
     with Files() as files, ThreadPoolExecutor(threads) as pool:
-        found = pool.map(lambda tensor: _wrong(artifact, tensor, files, ring, advance), tensors)
+        found = pool.map(wrong, blocks(tensors))
         problems += [error for error in found if error is not None]
     page_cache.drop(artifact.directory / file.name for file in artifact.manifest.files)
     return Verification(files.counts.num_bytes, len(tensors), tuple(problems))
 
 
-def _wrong(
-    artifact: Artifact,
-    tensor: TensorFacts,
-    files: Files,
-    ring: Ring,
-    advance: Callable[[int], None],
-) -> UserError | None:
+def _checksum_of(
+    artifact: Artifact, block: Block, files: Files, ring: Ring, advance: Callable[[int], None]
+) -> str:
     hasher = xxhash.xxh3_128()
-    path = artifact.path(tensor)
+    path, end = artifact.path(block.tensor), block.at + block.size
     with ring.buffer() as buffer:
-        for at in range(0, tensor.size, ring.max_read_bytes):
-            size = min(ring.max_read_bytes, tensor.size - at)
-            try:
-                hasher.update(files.read(path, tensor.offset + at, size, buffer).data)
-            except UserError as error:
-                return error
+        for at in range(block.at, end, ring.max_read_bytes):
+            size = min(ring.max_read_bytes, end - at)
+            hasher.update(files.read(path, block.tensor.offset + at, size, buffer).data)
             advance(size)
-    found = hasher.hexdigest()
-    return None if found == tensor.xxh3_128 else wrong_checksum(path, tensor, found)
+    return hasher.hexdigest()
 
 
 def wrong_checksum(path: Path, tensor: TensorFacts, found: str) -> UserError:

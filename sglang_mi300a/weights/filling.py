@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 import xxhash
@@ -22,10 +21,14 @@ from sglang_mi300a.weights.loader_options import LoaderOptions
 from sglang_mi300a.weights.peak_memory import PeakMemory
 from sglang_mi300a.weights.plan import RankPlan
 from sglang_mi300a.weights.reading import Files, ReadCounts, Ring
-from sglang_mi300a.weights.steps import ExpertStorage, Group, groups
+from sglang_mi300a.weights.steps import ExpertStorage, Group, groups, step_bytes
+from sglang_mi300a.weights.tensor_blocks import Block, BlockChecksums, blocks
 
 _T = TypeVar("_T")
 Bytes = NDArray[np.uint8]
+
+_PIECE_BYTES = 2 << 20
+"""What is copied and then summed at once: small enough to be still in a core's cache."""
 
 
 class LoadSink(Sink, Protocol):
@@ -108,85 +111,40 @@ def from_artifact(
     """
     ring = Ring(options.ring_bytes, options.threads)
     checked = {t.name for i, t in enumerate(tensors) if options.verifies(i, t.size)}
-    sums = _Checksums(checked)
+    sums = BlockChecksums()
     peak = PeakMemory()
 
-    def load(chunk: _Chunk) -> None:
-        tensor, at, size = chunk
+    def load(block: Block) -> None:
+        tensor = block.tensor
+        check = tensor.name in checked
+        hasher = xxhash.xxh3_128()
         path = artifact.path(tensor)
         target = sink.destination(tensor.name)
         with ring.buffer() as buffer:
-            if target is not None:
-                data = files.read_into(path, tensor.offset + at, target[at : at + size])
-            else:
-                data = files.read(path, tensor.offset + at, size, buffer)
-                sink.write(tensor.name, at, data)
-            found = sums.update(tensor, at, data)
-        peak.sample()
-        advance(size)
+            for at in range(block.at, block.at + block.size, ring.max_read_bytes):
+                size = min(ring.max_read_bytes, block.at + block.size - at)
+                if target is not None:
+                    data = files.read_into(path, tensor.offset + at, target[at : at + size])
+                else:
+                    data = files.read(path, tensor.offset + at, size, buffer)
+                for begin in range(0, size, _PIECE_BYTES):
+                    piece = data[begin : begin + _PIECE_BYTES]
+                    if target is None:
+                        sink.write(tensor.name, at + begin, piece)
+                    if check:
+                        hasher.update(piece.data)
+                peak.sample()
+                advance(size)
+        found = sums.add(block, hasher.hexdigest()) if check else None
         if found is not None and found != tensor.xxh3_128:
             raise wrong_checksum(path, tensor, found)
 
     begin = time.perf_counter()
     with sink.pinned(ring.buffers), Files(direct=not sink.is_straight) as files:
-        chunks = [chunk for tensor in tensors for chunk in _chunks(tensor, ring.max_read_bytes)]
-        _run_all(load, chunks, sink, options.threads, on_failure=sums.stop)
+        _run_all(load, list(blocks(tensors)), sink, options.threads)
     num_verified = sum(tensor.size for tensor in tensors if tensor.name in checked)
     ring.release()
     return _report("artifact", begin, files.counts, num_verified, peak, sink.is_straight)
-
-
-class _Chunk(NamedTuple):
-    """One read."""
-
-    tensor: TensorFacts
-    at: int
-    size: int
-
-
-def _chunks(tensor: TensorFacts, max_read_bytes: int) -> Iterator[_Chunk]:
-    """Yield a tensor's reads; one of no bytes where it has none, for its checksum."""
-    for at in range(0, max(tensor.size, 1), max_read_bytes):
-        yield _Chunk(tensor, at, min(max_read_bytes, tensor.size - at))
-
-
-class _Checksums:
-    """Checksums of tensors whose reads are done by several threads at once.
-
-    Reads begin in order, so whoever waits for its turn waits for a read that has begun.
-    """
-
-    def __init__(self, names: set[str]) -> None:
-        self._hashers = {name: xxhash.xxh3_128() for name in names}
-        self._next = dict.fromkeys(names, 0)
-        self._turn = threading.Condition()
-        self._stopped = False
-
-    def update(self, tensor: TensorFacts, at: int, data: Bytes) -> str | None:
-        """Take a read's bytes when those before it were taken.
-
-        Returns:
-            The checksum, after the last byte of a tensor that is to be checked.
-        """
-        name = tensor.name
-        if name not in self._hashers:
-            return None
-        with self._turn:
-            self._turn.wait_for(lambda: self._stopped or self._next[name] == at)
-            if self._stopped:
-                return None
-        self._hashers[name].update(data.data)
-        with self._turn:
-            self._next[name] += data.nbytes
-            self._turn.notify_all()
-            is_last = self._next[name] == tensor.size
-        return self._hashers[name].hexdigest() if is_last else None
-
-    def stop(self) -> None:
-        """Let nobody wait any more: a read failed."""
-        with self._turn:
-            self._stopped = True
-            self._turn.notify_all()
 
 
 def from_checkpoint(
@@ -210,8 +168,12 @@ def from_checkpoint(
     Raises:
         UserError: A file cannot be read, or a scale must not be served.
     """
-    ring = Ring(options.ring_bytes, options.threads)
     sources = checkpoint.sources()
+    all_groups = groups([plan], storage)
+    # An expert is read in one step: where the buffers are too small for one, make fewer of them.
+    step = max((step_bytes(g, sources) for g in all_groups if g.is_expert_stack), default=1)
+    num_buffers = max(1, min(options.threads, options.ring_bytes // step))
+    ring = Ring(options.ring_bytes, num_buffers)
     rewritten: list[int] = []
     peak = PeakMemory()
     noting = _Noting(sink, peak, advance)
@@ -225,7 +187,7 @@ def from_checkpoint(
                 executor.make(group, [noting])
             rewritten.append(executor.neutralised_blocks)
 
-        _run_all(make, groups([plan], storage), sink, options.threads)
+        _run_all(make, all_groups, sink, options.threads)
     ring.release()
     return _report("checkpoint", begin, files.counts, 0, peak, False, sum(rewritten))
 
@@ -245,24 +207,12 @@ class _Noting:
         self._advance(data.nbytes)
 
 
-def _run_all(
-    work: Callable[[_T], None],
-    items: Sequence[_T],
-    sink: Sink,
-    threads: int,
-    on_failure: Callable[[], None] = lambda: None,
-) -> None:
+def _run_all(work: Callable[[_T], None], items: Sequence[_T], sink: Sink, threads: int) -> None:
     with ThreadPoolExecutor(threads, "weights", initializer=sink.start_thread) as pool:
         futures = [pool.submit(work, item) for item in items]
         try:
             finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            failed = any(future.exception() is not None for future in finished)
-        except BaseException:
-            failed = True
-            raise
         finally:
-            if failed:
-                on_failure()
             for future in futures:
                 future.cancel()
     for future in finished:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
+from sglang_mi300a.artifact_manifest import TensorChecksum
 from sglang_mi300a.weights import safetensors_header
 from sglang_mi300a.weights.steps import Stored
 
@@ -94,7 +94,7 @@ class _Stream:
         self.begin = begin
         self.size = size
         self._at = 0
-        self._hasher = xxhash.xxh3_128()
+        self._hasher = TensorChecksum()
 
     def skip_to(self, offset: int) -> int:
         """Go over rows that stay zero; return their bytes."""

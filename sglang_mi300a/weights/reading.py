@@ -22,14 +22,16 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_mi300a.artifact_manifest import CHECKSUM_BLOCK_BYTES
 from sglang_mi300a.errors import UserError
 
 BLOCK_BYTES = 4096
 """Direct reads start, end and land at multiples of this."""
-DEFAULT_RING_BYTES = 256 << 20
-DEFAULT_THREADS = 8
 MIN_BUFFER_BYTES = 64 << 10
 _SLACK_BYTES = 2 * BLOCK_BYTES  # what aligning both ends of a read can add
+DEFAULT_THREADS = 8
+DEFAULT_RING_BYTES = DEFAULT_THREADS * (CHECKSUM_BLOCK_BYTES + _SLACK_BYTES)
+"""A whole block of a tensor in each read."""
 
 Bytes = NDArray[np.uint8]
 

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from sglang_mi300a import artifact_manifest, layout
-from sglang_mi300a.artifact_manifest import FileFacts, TensorFacts
+from sglang_mi300a.artifact_manifest import (
+    CHECKSUM_BLOCK_BYTES,
+    FileFacts,
+    TensorFacts,
+    checksum,
+    of_blocks,
+)
 from sglang_mi300a.errors import UserError
 from sglang_mi300a.layout import PLAIN, ExpertTensor
 from sglang_mi300a.weights import artifact, checkpoint, filling, model_sizes, plan
@@ -203,6 +209,71 @@ def test_tensors_without_elements_are_loaded_and_verified(small_tp2, tmp_path):
     assert report.num_bytes == report.num_verified_bytes == 17
     assert straight_into_memory(directory, 0, "target")[1].num_bytes == 17
     assert artifact.verify(artifact.read(directory)).problems == ()
+
+
+def test_fewer_reads_are_in_flight_where_an_expert_needs_a_larger_buffer(small):
+    """An expert of the draft has 2 * 128 * 128 values of two bytes, and 64 KiB are two buffers."""
+    tight = LoaderOptions(ring_bytes=128 << 10, threads=2)
+    one, _ = loaded_from_checkpoint(small, Placement(1, 1, 0), "draft", tight)
+    other, _ = loaded_from_checkpoint(small, Placement(1, 1, 0), "draft", LoaderOptions())
+    assert all(np.array_equal(content, other[name]) for name, content in one.items())
+
+
+def big_tensor_artifact(directory, small_tp2, size):
+    """An artifact of one rank with one tensor of that many bytes, and its content."""
+    content = np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8)
+    (directory / "rank-0").mkdir(parents=True)
+    name = "rank-0/target-part-00000.safetensors"
+    file = PartFile(directory / name, [Stored("big", "U8", (size,))], lambda num_bytes: None)
+    file.open()
+    for at in range(0, size, 10_000_000):  # pieces that no block boundary falls together with
+        file.write("big", at, content[at : at + 10_000_000])
+    [(_, offset, digest)] = file.finish()
+    made = replace(
+        artifact_manifest.read(small_tp2), tp=1, has_draft=False, copied=(),
+        files=(FileFacts(name, file.size),),
+        tensors=(TensorFacts(0, "target", "big", name, offset, "U8", (size,), digest),),
+    )  # fmt: skip
+    (directory / artifact_manifest.NAME).write_text(made.render())
+    return content
+
+
+@pytest.mark.parametrize("extra", [-1, 0, 1])
+def test_a_large_tensor_is_summed_by_blocks(small_tp2, tmp_path, extra):
+    size = 2 * CHECKSUM_BLOCK_BYTES + extra
+    content = big_tensor_artifact(tmp_path, small_tp2, size)
+    block_sums = [
+        checksum(content[at : at + CHECKSUM_BLOCK_BYTES])
+        for at in range(0, size, CHECKSUM_BLOCK_BYTES)
+    ]
+    (tensor,) = artifact.read(tmp_path).manifest.tensors
+    assert tensor.xxh3_128 == checksum("".join(block_sums).encode())
+    for options in (SMALL_RING, LoaderOptions()):
+        found, report = loaded_from_artifact(tmp_path, 0, "target", options)
+        assert np.array_equal(found["big"], content)
+        assert report.num_verified_bytes == size
+    assert artifact.verify(artifact.read(tmp_path)).problems == ()
+
+
+@pytest.mark.parametrize("place", [0, CHECKSUM_BLOCK_BYTES - 1, CHECKSUM_BLOCK_BYTES, -1])
+def test_a_flipped_bit_is_found_in_every_block_of_a_large_tensor(small_tp2, tmp_path, place):
+    big_tensor_artifact(tmp_path, small_tp2, 2 * CHECKSUM_BLOCK_BYTES + 5)
+    (tensor,) = artifact.read(tmp_path).manifest.tensors
+    with (tmp_path / tensor.file).open("r+b") as file:
+        file.seek(tensor.offset + place % tensor.size)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+    with pytest.raises(UserError, match="big: found checksum"):
+        loaded_from_artifact(tmp_path, 0, "target")
+    (problem,) = artifact.verify(artifact.read(tmp_path)).problems
+    assert "big" in problem.where
+
+
+def test_swapped_blocks_are_not_the_same_tensor():
+    """Blocks are summed in order: two exchanged ones do not go unnoticed."""
+    assert of_blocks(["a" * 32, "b" * 32]) != of_blocks(["b" * 32, "a" * 32])
+    assert of_blocks(["a" * 32]) == "a" * 32
 
 
 def test_each_thread_is_announced_to_the_sink(small_tp2):

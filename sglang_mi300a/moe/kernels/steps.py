@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 from sglang_mi300a.moe.kernels import catalogue, work_split
 from sglang_mi300a.moe.kernels.catalogue import MatrixKernel, WeightFormat
-from sglang_mi300a.stream_layout import HIDDEN
+from sglang_mi300a.stream_layout import HIDDEN, RECORD_BYTES
 
 BF16_BYTES = 2
 UNIT_BYTES = 16
 _VALUES_BY_LANE = 8
+_RESTRIPE_PER_CU = 8
 _ACTIVATIONS_BY_WORKGROUP = catalogue.SORT_THREADS * _VALUES_BY_LANE
 _MOST_UINT32 = 2**32 - 1
 
@@ -165,6 +166,9 @@ INNER = "inner"
 ROWS = "rows"
 SHARED_WORK = "shared_work"
 SHARED_WEIGHTS = "shared_weights"
+# Of the probe at start-up:
+PROBE_STREAM = "probe_stream"  # probe.stream
+PROBE_VALUES = "probe_values"  # float32, as probe.values
 
 
 def scratch_bytes(layer: Layer) -> dict[str, int]:
@@ -384,4 +388,42 @@ def sum_slots(layer: Layer) -> Step:
             Pointer(OUT),
             Uint32(layer.hidden),
         ),
+    )
+
+
+def read_back(weights: WeightFormat, num_records: int) -> Step:
+    """Return the launch that reads ``PROBE_STREAM`` back through a decode.
+
+    Args:
+        weights: ``subnormals`` or ``bf8``.
+        num_records: Of the stream.
+    """
+    return Step(
+        catalogue.DEQUANTISE[weights],
+        (num_records, 1),
+        catalogue.LANES,
+        (
+            Pointer(PROBE_STREAM),
+            Uint32(num_records * RECORD_BYTES),
+            Pointer(PROBE_VALUES),
+        ),
+    )
+
+
+def restripe(stream: str, num_bytes: int, num_cus: int) -> Step:
+    """Return the launch that rewrites a stream in place for the ``bf8`` decode. Not twice!
+
+    Args:
+        stream: Name of its buffer.
+        num_bytes: Its size, a multiple of a record's.
+        num_cus: Compute units to fill.
+    """
+    num_records = num_bytes // RECORD_BYTES
+    waves = catalogue.RESTRIPE_THREADS // catalogue.LANES
+    workgroups = min(num_cus * _RESTRIPE_PER_CU, -(-num_records // waves))
+    return Step(
+        catalogue.RESTRIPE,
+        (workgroups, 1),
+        catalogue.RESTRIPE_THREADS,
+        (Pointer(stream), Uint32(num_records), Uint32(workgroups * waves)),
     )

@@ -193,6 +193,20 @@ def test_the_loop_holds_nothing_but_its_work(kernel, compiler):
         assert idle <= (mix["valu"] + mix["mfma"]) / 4
 
 
+@pytest.mark.parametrize("compiler", running.COMPILERS)
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.name)
+def test_the_next_unit_is_asked_for_early_and_waited_for_late(kernel, compiler):
+    counters, _ = busy_run(compiler, kernel)
+    _, steady = steady_lines(counters)
+    kinds = [kind for _, kind in steady]
+    assert kinds.count("smem") == 1
+    asked = kinds.index("smem")
+    behind = steady[asked:] + steady[:asked]
+    waited = next(k for k, (line, _) in enumerate(behind) if "lgkmcnt" in line.wait)
+    between = [kind for _, kind in behind[:waited]].count("mfma")
+    assert between >= kinds.count("mfma") / 2
+
+
 def test_a_drained_ring_would_be_noticed():
     """Stores and token loads do not count as records: a ring of eight is not seen in a four."""
     kernel = catalogue.matrix_kernel("down", "subnormals", 16, 256)

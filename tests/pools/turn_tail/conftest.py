@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import random
 from array import array
@@ -17,7 +18,7 @@ SYSTEM = range(5_000, 6_000)
 
 
 @pytest.fixture(scope="session")
-def replay_server() -> Iterator[ModuleType]:
+def replay_server() -> ModuleType:
     """``benchmarks.replay_server``, which imports SGLang; takes some 10 s, once a session."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(recipe.standins_path()))
@@ -25,8 +26,7 @@ def replay_server() -> Iterator[ModuleType]:
         patch.setenv("SGLANG_USE_CPU_ENGINE", "1")
         patch.setenv("TORCH_COMPILE_DISABLE", "1")
         importlib.import_module("sglang_mi300a.torchvision_schemas").define_missing()
-        module = importlib.import_module("benchmarks.replay_server")
-    yield module
+        return importlib.import_module("benchmarks.replay_server")
 
 
 @pytest.fixture(scope="session")
@@ -35,15 +35,26 @@ def cache_replay(replay_server: ModuleType) -> ModuleType:
     return importlib.import_module("benchmarks.cache_replay")
 
 
+@pytest.fixture(scope="session")
+def start_server(replay_server: ModuleType) -> Callable[..., Any]:
+    """A function that starts a small server: policy by name, then sizes. The caller closes it."""
+
+    def start(policy: str = "turntail", track_tokens: int = 256, **sizes: Any) -> Any:
+        setup = {"slots": 24, "max_running": 4, "kv_tokens": 16_000, **sizes}
+        chosen = replay_server.POLICIES[policy]
+        setup["policy"] = dataclasses.replace(chosen, track_tokens=track_tokens)
+        return replay_server.Server(replay_server.Setup(**setup), random.Random(7))
+
+    return start
+
+
 @pytest.fixture
-def serve(replay_server: ModuleType) -> Iterator[Callable[..., Any]]:
-    """Return a function that starts a small server: policy by name, then sizes."""
+def serve(start_server: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """Like ``start_server``; the servers are closed when the test ends."""
     servers: list[Any] = []
 
-    def start(policy: str = "turntail", **sizes: Any) -> Any:
-        setup = {"slots": 24, "max_running": 4, "kv_tokens": 16_000, **sizes}
-        setup["policy"] = replay_server.POLICIES[policy]
-        servers.append(replay_server.Server(replay_server.Setup(**setup), random.Random(7)))
+    def start(*args: Any, **kwargs: Any) -> Any:
+        servers.append(start_server(*args, **kwargs))
         return servers[-1]
 
     yield start
@@ -55,13 +66,14 @@ class Chat:
     """One conversation with a small server, turn by turn.
 
     Attributes:
+        history: The last prompt.
         req: The last turn's request.
     """
 
     def __init__(self, server: Any, name: str, *, system_tokens: int = 0) -> None:
         self._server, self._name, self._at = server, name, 0
         self._rng = random.Random(name)
-        self._history = array("q", SYSTEM[:system_tokens])
+        self.history = array("q", SYSTEM[:system_tokens])
         self.req: Any = None
 
     def tokens(self, count: int) -> array[int]:
@@ -70,13 +82,13 @@ class Chat:
     def start(self, prompt_tokens: int, reply_tokens: int = 4, *, drop: int = 2) -> Any:
         """Send the next turn so that its prompt has ``prompt_tokens``; it shares all but ``drop``
         tokens of the last prompt, and none of the last reply."""
-        kept = self._history[: len(self._history) - drop] if self._at else self._history
+        kept = self.history[: len(self.history) - drop] if self._at else self.history
         prompt = kept + self.tokens(prompt_tokens - len(kept))
         return self.send(prompt, reply_tokens)
 
     def send(self, prompt: array[int], reply_tokens: int = 4) -> Any:
         """Send a prompt."""
-        self._history = prompt
+        self.history = prompt
         self.req = self._server.submit(
             f"{self._name}-{self._at}", prompt, self.tokens(reply_tokens)
         )
@@ -92,7 +104,7 @@ class Chat:
     def follow_up(self, more_tokens: int, reply_tokens: int = 4) -> Any:
         """Send a turn whose prompt holds the last reply as generated, and wait for its end."""
         reply = self.req.output_ids[: self.req.sampling_params.max_new_tokens]
-        req = self.send(self._history + reply + self.tokens(more_tokens), reply_tokens)
+        req = self.send(self.history + reply + self.tokens(more_tokens), reply_tokens)
         finish(self._server, req)
         return req
 
@@ -130,5 +142,3 @@ def victims(server: Any, count: int) -> list[int]:
         found.append(named[id(node)])
         node = order.get_prev_no_lock(node)
     return found
-
-

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from types import SimpleNamespace
 
 import pytest
 
+from sglang_mi300a import hook_fit, plugin
 from sglang_mi300a.errors import UserError
 from sglang_mi300a.pools.turn_tail import policy
 from sglang_mi300a.pools.turn_tail.refusals import BACKEND
+from sglang_mi300a.pools.turn_tail.seams import SEAMS
 from tests.pools.turn_tail.conftest import Chat, depths, finish, policy_of, victims
 
 
@@ -17,10 +20,10 @@ def learned_that_replies_are_not_matched(server):
     policy_of(server).ledger.of_replies.stored.settle(unused=policy.NUM_FIRST)
 
 
-def test_turntail_is_built_through_sglangs_registry(serve, replay_server):
+def test_turntail_is_built_through_sglangs_registry(serve):
     server = serve()
     assert type(policy_of(server)).__name__ == "TurnTail"
-    assert BACKEND in replay_server.get_radix_cache_factory.__globals__["_RADIX_CACHE_REGISTRY"]
+    assert factory() is make_cache()
     assert type(policy_of(serve("stock"))).__name__ == "MambaComponent"
 
 
@@ -56,7 +59,7 @@ def test_a_fork_where_two_conversations_go_on_is_not_superseded(serve):
 
 def test_a_long_prompts_own_chunks_are_superseded_by_its_end(serve):
     server = serve(chunk_tokens=256)
-    Chat(server, "long").turn(900)
+    Chat(server, "long").turn(950)
     assert depths(server) == [256, 512, 768, 896]
     assert victims(server, 4)[-1] == 896
     end = next(node.id for node, tokens in server.snapshots() if len(tokens) == 896)
@@ -66,7 +69,7 @@ def test_a_long_prompts_own_chunks_are_superseded_by_its_end(serve):
 def test_a_request_that_ends_late_leaves_the_most_recent_snapshot(serve):
     server = serve()
     slow, quick = Chat(server, "slow"), Chat(server, "quick")
-    slow.start(200, reply_tokens=60)
+    slow.start(200, reply_tokens=40)
     server.step()
     quick.start(330, reply_tokens=4)
     finish(server, quick.req)
@@ -74,7 +77,7 @@ def test_a_request_that_ends_late_leaves_the_most_recent_snapshot(serve):
     assert victims(server, 2) == [320, 192]
     stock = serve("stock")
     slow, quick = Chat(stock, "slow"), Chat(stock, "quick")
-    slow.start(200, reply_tokens=60)
+    slow.start(200, reply_tokens=40)
     stock.step()
     quick.start(330, reply_tokens=4)
     finish(stock, slow.req)
@@ -199,7 +202,7 @@ def test_a_snapshot_that_may_be_too_late_leaves_the_one_before_in_its_place(serv
     chat.turn(400)
     chat.turn(641)
     assert victims(server, 1) == [192]
-    chat.turn(700, drop=0)
+    chat.turn(760, drop=0)
     assert victims(server, 2) == [384, 640]
 
 
@@ -210,6 +213,15 @@ def test_the_margin_keeps_the_snapshot_before_what_is_rendered_differently(serve
     assert depths(server) == [576]
     assert chat.turn(900).cached_tokens == 576
     server.check()
+
+
+def test_without_turntail_the_margin_moves_nothing(serve, replay_server):
+    server = serve("stock")
+    server.setup = dataclasses.replace(
+        server.setup, policy=dataclasses.replace(server.setup.policy, margin=True)
+    )
+    Chat(server, "chat").turn(641)
+    assert depths(server) == [640]
 
 
 def test_the_margin_leaves_chunks_and_branch_points_where_they_are(serve):
@@ -241,13 +253,24 @@ def test_a_conversation_that_ends_a_path_again_gets_the_evicted_leafs_place(serv
 def test_under_pressure_a_conversation_that_saves_little_makes_room(serve):
     server = serve()
     learner = policy_of(server).ledger.of_returns
-    long, short = Chat(server, "long"), Chat(server, "short")
-    long.turn(1_500)
-    short.turn(130)
-    assert victims(server, 1) == [1_472 if server.setup.chunk_tokens > 1_500 else 1_024]
+    Chat(server, "long").turn(700)
+    learner.mean_saved = 16 * 640
+    Chat(server, "short").turn(140)
+    assert victims(server, 2) == [640, 128]
     learner.in_time.settle(used=50, unused=5)
-    Chat(server, "another").turn(130)
-    assert 128 in victims(server, 2)
+    Chat(server, "another").turn(140)
+    Chat(server, "another long").turn(700)
+    assert victims(server, 4) == [128, 640, 128, 640]
+
+
+def test_pressure_spares_the_snapshot_that_conversations_share(serve):
+    server = serve()
+    learner = policy_of(server).ledger.of_returns
+    for n in range(3):  # the second takes its snapshot where they part, and rests there
+        Chat(server, f"chat {n}", system_tokens=70).turn(700 + n)
+        learner.mean_saved = 16 * 4_000
+        learner.in_time.settle(used=50, unused=5)
+    assert victims(server, 3) == [640, 640, 64]
 
 
 def test_a_retracted_request_finds_its_prompts_snapshot_again(serve):
@@ -264,15 +287,30 @@ def test_a_retracted_request_finds_its_prompts_snapshot_again(serve):
     assert server.num_prefilled < 400 + 200 + 100
 
 
-def test_an_aborted_request_leaves_its_prompts_snapshot_and_nothing_of_its_reply(serve):
+def test_an_aborted_request_leaves_its_prompts_snapshot(serve):
     server = serve()
+    learned_that_replies_are_not_matched(server)
     chat = Chat(server, "chat")
     chat.start(200, reply_tokens=150)
     for _ in range(40):
         server.step()
     server.abort(chat.req)
+    finish(server, chat.req)
     server.check()
     assert depths(server) == [192]
+    assert len(chat.req.output_ids) < 150
+
+
+def test_a_request_aborted_between_its_chunks_leaves_the_chunks_it_had(serve):
+    server = serve(chunk_tokens=256)
+    chat = Chat(server, "chat")
+    chat.start(900)
+    server.step()
+    server.step()
+    server.abort(chat.req)
+    server.step()
+    server.check()
+    assert depths(server) == [256]  # the second chunk was not handed over yet
 
 
 def test_stripped_thinking_does_not_store_a_state_under_the_wrong_tokens(serve):
@@ -374,6 +412,12 @@ def test_the_factory_reads_the_kind_of_tree_from_the_environment(
         factory()(ctx)
 
 
+def make_cache():
+    from sglang_mi300a.pools import stock
+
+    return stock.make_turn_tail_cache
+
+
 def context_of(server):
     return server.build_context
 
@@ -382,3 +426,31 @@ def factory():
     from sglang.srt.mem_cache.registry import get_radix_cache_factory
 
     return get_radix_cache_factory(BACKEND)
+
+
+def test_every_seam_of_turntail_is_in_this_sglang_and_takes_what_is_needed():
+    tree = plugin.installed_sglang()
+    pinned = json.loads(hook_fit.pin([seam.target for seam in SEAMS], tree, "0.5.18"))["targets"]
+    for seam in SEAMS:
+        assert set(getattr(seam, "needs", ())) <= set(pinned[seam.target]["parameters"])
+    names = [seam.name for seam in SEAMS]
+    assert len(set(names)) == len(names)
+
+
+def test_every_override_of_turntail_is_among_its_seams(serve):
+    component = policy_of(serve())
+    stock_class = type(component).__mro__[1]
+    overridden = {
+        name
+        for name, value in vars(type(component)).items()
+        if callable(value) and hasattr(stock_class, name) and not name.startswith("__")
+    }
+    assert overridden == {
+        seam.target.rsplit(".", 1)[1] for seam in SEAMS if seam.why.startswith("TurnTail overrides")
+    }
+
+
+def test_registering_twice_is_registering_once(replay_server):
+    for _ in range(2):
+        replay_server.register_turn_tail()
+    assert factory() is make_cache()

@@ -37,7 +37,9 @@ def test_what_is_never_used_is_still_sampled_once_in_so_many():
     ]
 
 
-@pytest.mark.parametrize(("used", "unused", "kept"), [(1, 19, True), (1, 20, False), (0, 16, False)])
+@pytest.mark.parametrize(
+    ("used", "unused", "kept"), [(1, 19, True), (1, 20, False), (0, 16, False)]
+)
 def test_a_kind_is_kept_from_one_use_in_twenty(used, unused, kept):
     assert Worth(used=used, unused=unused).wants() is kept
 

@@ -18,7 +18,9 @@ def finish(session):
 
 
 def shared(a, b):
-    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return next(
+        (n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
 
 
 def test_a_session_is_the_same_whatever_ran_before_it():
@@ -32,7 +34,9 @@ def test_turns_rests_and_replies_stay_in_their_ranges():
     sessions = [Workload().turns(n) for n in range(300)]
     turns = list(itertools.chain(*sessions))
     assert {len(one) for one in sessions} == {3, 4, 5, 6}
-    assert all(one[0].think_s == 0 and all(1 <= t.think_s <= 8 for t in one[1:]) for one in sessions)
+    assert all(
+        one[0].think_s == 0 and all(1 <= t.think_s <= 8 for t in one[1:]) for one in sessions
+    )
     assert all(80 <= turn.reply_tokens <= 300 for turn in turns)
     assert all(30 <= len(turn.user_tokens) <= 2 * 300 for turn in turns)
     assert statistics.mean(len(turn.user_tokens) for turn in turns) == pytest.approx(177, rel=0.05)
@@ -70,9 +74,7 @@ def test_of_a_matched_reply_the_tracked_points_are_ideal_too():
     session = Session(Workload(replies="matched"), 2)
     before, reply = finish(session)
     computed = len(before) + len(reply) - 1
-    assert session.ideal_cached_tokens(256) == max(
-        len(before) // 64 * 64, computed // 256 * 256
-    )
+    assert session.ideal_cached_tokens(256) == max(len(before) // 64 * 64, computed // 256 * 256)
 
 
 def test_only_the_first_session_has_to_prefill_the_shared_prompt():
