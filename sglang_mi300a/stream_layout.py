@@ -20,8 +20,8 @@ Order of the records:
 The eight 4-bit codes that a lane has of a block fill one 32-bit word, but not in order: bits are
 placed so that a rotation and one mask give bf16 pairs (``csrc/moe/weight_formats.h``). Two words,
 of blocks ``2p`` and ``2p + 1``, share the bits that three such fields leave over. The scale bytes
-are the checkpoint's own. All of it is a permutation of bits: :func:`join_mxfp4` gives every code and
-scale back.
+are the checkpoint's own. All of it is a permutation of bits: :func:`join_mxfp4` gives every code
+and scale back.
 """
 
 from __future__ import annotations
