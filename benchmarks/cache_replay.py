@@ -335,8 +335,9 @@ class Size:
 
     def warm_up(self, cell: Cell) -> int:
         """Return the turns after which old and new sessions are mixed as later on."""
-        turns = max(self.warm_up_turns, 5 * cell.sessions if self.turns >= 1000 else 0)
-        return turns * (3 if cell.think_factor > 1 else 1)
+        turns = max(self.warm_up_turns, 4 * cell.sessions)
+        # Conversations with longer rests live longer, and have to be seen to their ends.
+        return turns * (6 if cell.think_factor > 1 else 1)
 
 
 def measure(cell: Cell, size: Size) -> dict[str, Any]:
@@ -544,7 +545,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if bool(given.sessions) != bool(given.slots):
         parser.error("--sessions and --slots belong together")
-    size = Size(600, 1000, tuple(SEEDS[0] + n for n in range(given.seeds)))
+    size = Size(400, 600, tuple(SEEDS[0] + n for n in range(given.seeds)))
     grid = BARS_GRID
     if given.sessions:
         places = list(itertools.product(given.sessions, given.slots))

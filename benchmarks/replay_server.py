@@ -403,7 +403,8 @@ class Server:
     def _generate(self, req: StockReq, num_tokens: int) -> None:
         at = len(req.output_ids)
         req.output_ids.extend(self._replies[req.rid][at : at + num_tokens])
-        req.update_finish_state(num_tokens)
+        if req.to_finish or len(req.output_ids) >= req.sampling_params.max_new_tokens:
+            req.update_finish_state(num_tokens)  # before, it would find nothing
         if req.finished():
             self._running.batch_is_full = False
 
@@ -422,16 +423,19 @@ class Server:
             list(ACCEPTED_SHARES), list(ACCEPTED_SHARES.values()), k=len(batch.reqs)
         )
         result = SimpleNamespace(num_correct_drafts_per_req_cpu=[n - 1 for n in yields])
+        track_tokens = self.setup.policy.track_tokens
         self.kv.free_group_begin()
         finished = []
         for at, (req, num_tokens) in enumerate(zip(batch.reqs, yields, strict=True)):
             req.kv_committed_len += num_tokens
             self._generate(req, num_tokens)
-            tracked, place = req.mamba_last_track_seqlen, req.mamba_next_track_idx
-            self._results._mamba_prefix_cache_update(req, batch, result, at)
-            if req.mamba_last_track_seqlen != tracked:
+            computed = req.kv_committed_len
+            if (computed - num_tokens) // track_tokens != computed // track_tokens:
+                place = req.mamba_next_track_idx
+                self._results._mamba_prefix_cache_update(req, batch, result, at)
                 slot = int(req.mamba_ping_pong_track_buffer[place])
                 tokens = req.origin_input_ids + req.output_ids
+                assert req.mamba_last_track_seqlen == computed // track_tokens * track_tokens
                 self.content[slot] = (tokens, req.mamba_last_track_seqlen)
             if req.finished():
                 release_kv_cache(req, self.cache)

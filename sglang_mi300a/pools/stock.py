@@ -88,9 +88,7 @@ def place_snapshot_with_margin(original: Callable[..., Any], self: Any, req: Any
     """
     entry = original(self, req)
     states = getattr(self.tree_cache, "components", {}).get(ComponentType.MAMBA)
-    prompt_tokens = len(req.full_untruncated_fill_ids)
-    is_last_pass = req.extend_range.end == prompt_tokens
-    if not isinstance(states, TurnTail) or not entry.track_mask or not is_last_pass:
+    if not isinstance(states, TurnTail) or not entry.track_mask:
         return entry
     placed = req.mamba_last_track_seqlen
     if placed == req.mamba_branching_seqlen:  # where requests part, not where this prompt ends
@@ -98,7 +96,7 @@ def place_snapshot_with_margin(original: Callable[..., Any], self: Any, req: Any
     moved = with_margin(
         prefix_tokens=len(req.prefix_indices),
         snapshot_tokens=placed,
-        prompt_tokens=prompt_tokens,
+        prompt_tokens=len(req.full_untruncated_fill_ids),
         margin_tokens=MARGIN_TOKENS,
         grid_tokens=mamba_checkpoint_grid(self.tree_cache.page_size),
     )
@@ -138,11 +136,7 @@ class TurnTail(MambaComponent):
         )
         prompt_tokens = len(req.origin_input_ids)
         self._prompt_node = req.last_node
-        # Where the deepest snapshot ends well before the prompt, others may continue from it, and
-        # their passing a reply by says nothing about that reply.
-        self._prompt_is_own = (
-            prompt_tokens - req.cache_protected_len < 2 * self.mamba_checkpoint_grid
-        )
+        self._prompt_is_own = self._has_own_snapshot(req)
         self._offers_reply = length is not None and length > prompt_tokens
         self._may_be_too_late = length is not None and 0 <= prompt_tokens - length < MARGIN_TOKENS
         if is_finished and length is not None:
@@ -194,8 +188,9 @@ class TurnTail(MambaComponent):
         if is_finished and rested not in self.ledger.superseded_by:
             node = self.tree_core._node_arena.get(rested)
             if node is not None and self._order.in_list(node):
-                shared = self._is_shared(node)
-                if shared or self.ledger.rest(rested, self._saved_tokens(node)):
+                # Where requests part, others may continue: only its own end is judged.
+                own = self._has_own_snapshot(req)
+                if not own or self.ledger.rest(rested, self._saved_tokens(node)):
                     self._order.reset_node_mru(node)
                 else:
                     self._to_tail(node)
@@ -230,8 +225,7 @@ class TurnTail(MambaComponent):
         if result.mamba_branching_seqlen is not None:
             node = continued(self._kv_path(result, params.key))
             if node is not None:
-                if params.cow_mamba:  # a request's first match, and not a look at what it stored
-                    self.ledger.return_late(node.node)
+                self.ledger.return_late(node.node)
                 return result._replace(mamba_branching_seqlen=None)
         return result
 
@@ -260,6 +254,14 @@ class TurnTail(MambaComponent):
 
     # ---- the tree ----
 
+    def _has_own_snapshot(self, req: Any) -> bool:
+        """Return whether a request's deepest snapshot is at its prompt's end, and not well before.
+
+        From well before, others may continue: what they do says nothing about this request.
+        """
+        behind = len(req.origin_input_ids) - req.cache_protected_len
+        return bool(behind < 2 * self.mamba_checkpoint_grid)
+
     @property
     def _order(self) -> Any:
         return self.tree_core.lru_lists[self.component_type]
@@ -278,15 +280,6 @@ class TurnTail(MambaComponent):
                 if continued > 1:
                     return True
         return False
-
-    def _is_shared(self, node: Any) -> bool:
-        """Return whether several conversations continue behind a snapshot, before any other."""
-        while not self._is_fork(node):
-            behind = [c for c in node.children.values() if c.id not in self.ledger.replies]
-            if not behind or self._order.in_list(behind[0]):
-                return False
-            node = behind[0]
-        return True
 
     def _supersede_above(self, node: Any) -> None:
         """Send the snapshots above ``node`` to the tail, up to the first fork."""

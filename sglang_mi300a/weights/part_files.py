@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +19,8 @@ from sglang_mi300a.weights import safetensors_header
 from sglang_mi300a.weights.steps import Stored
 
 Bytes = NDArray[np.uint8]
+FLUSH_BYTES = 64 << 20
+"""Written bytes of a file that are sent to the disk at once."""
 _ZEROS = np.zeros(1 << 20, dtype=np.uint8)
 
 
@@ -28,9 +33,16 @@ class PartFile:
         path: Final name.
         tensors: What it will hold, in order.
         wrote: Told how many bytes each write had; may raise to stop.
+        flusher: Sends what was written to the disk while more is written.
     """
 
-    def __init__(self, path: Path, tensors: Sequence[Stored], wrote: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        tensors: Sequence[Stored],
+        wrote: Callable[[int], None],
+        flusher: Flusher | None = None,
+    ) -> None:
         self.path = path
         self.temporary = path.with_name(f".{path.name}.tmp")
         head = safetensors_header.render((t.name, t.dtype, t.shape) for t in tensors)
@@ -41,6 +53,8 @@ class PartFile:
             end += tensor.size
         self.size = end
         self._wrote = wrote
+        self._flusher = flusher
+        self._unflushed_bytes = 0
         self._head = head
         self._descriptor = -1
 
@@ -60,6 +74,10 @@ class PartFile:
         skipped = stream.skip_to(offset)
         _write_all(self._descriptor, data, stream.begin + offset)
         stream.take(data)
+        self._unflushed_bytes += data.nbytes
+        if self._flusher is not None and self._unflushed_bytes >= FLUSH_BYTES:
+            self._flusher.flush(self._descriptor)
+            self._unflushed_bytes = 0
         self._wrote(skipped + data.nbytes)
 
     def finish(self) -> list[tuple[str, int, str]]:
@@ -85,6 +103,44 @@ class PartFile:
             os.close(self._descriptor)
             self._descriptor = -1
             self.temporary.unlink(missing_ok=True)
+
+
+class Flusher:
+    """Sends written bytes to the disk in the background, and then drops them from the page cache.
+
+    Without it the kernel keeps gigabytes back, until it stops the writers or a sync at the end of
+    a file does: reads and writes would take turns instead of going on at the same time.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="flusher", daemon=True)
+
+    def __enter__(self) -> Flusher:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+    def flush(self, descriptor: int) -> None:
+        """Begin to write what a file has; returns at once."""
+        self._queue.put(os.dup(descriptor))
+
+    def _run(self) -> None:
+        while (descriptor := self._queue.get()) is not None:
+            try:
+                with contextlib.suppress(OSError):  # it comes again with the file's own sync
+                    os.fdatasync(descriptor)
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
 
 
 class _Stream:

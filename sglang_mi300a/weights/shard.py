@@ -34,7 +34,12 @@ from sglang_mi300a.weights.executing import Executor, Sink
 from sglang_mi300a.weights.model_sizes import ModelSizes
 from sglang_mi300a.weights.output_lock import PREFIX as LOCK_PREFIX
 from sglang_mi300a.weights.output_lock import LockHeld, OutputLock
-from sglang_mi300a.weights.part_files import PartFile, sync_directory, write_atomically
+from sglang_mi300a.weights.part_files import (
+    Flusher,
+    PartFile,
+    sync_directory,
+    write_atomically,
+)
 from sglang_mi300a.weights.plan import FLOATS, Placement, RankPlan, Source, num_rows
 from sglang_mi300a.weights.progress_bar import ProgressBar
 from sglang_mi300a.weights.reading import Files, Ring
@@ -130,6 +135,7 @@ class _Run:
     done: dict[str, Record]
     files: Files
     ring: Ring
+    flusher: Flusher
     advance: Callable[[int], None]
     stop: threading.Event = field(default_factory=threading.Event)
     num_bytes_written: int = 0
@@ -236,7 +242,7 @@ def shard_weights(
         done = records.start(job)
         wanted = [spec.file(rank) for spec in parts for rank in chosen]
         _check_space(output, [s for s in parts for r in chosen if s.file(r) not in done])
-        with Files() as files, _bar(parts, chosen, done, progress) as bar:
+        with Files() as files, Flusher() as flusher, _bar(parts, chosen, done, progress) as bar:
             run = _Run(
                 output,
                 found,
@@ -248,6 +254,7 @@ def shard_weights(
                 done,
                 files,
                 Ring(jobs * _buffer_bytes(parts, sources), jobs),
+                flusher,
                 bar.advance,
             )
             kept = sum(name in done for name in wanted)
@@ -571,7 +578,9 @@ def _make_part(run: _Run, spec: _PartSpec) -> None:
         run.advance(num_bytes)
 
     seen = _SourceChecksums(run.sources)
-    files = {r: PartFile(run.output / spec.file(r), spec.tensors, wrote) for r in lacking}
+    files = {
+        r: PartFile(run.output / spec.file(r), spec.tensors, wrote, run.flusher) for r in lacking
+    }
     nowhere = _Nowhere()
     sinks: list[Sink] = [files.get(rank, nowhere) for rank in range(run.tp)]
     try:

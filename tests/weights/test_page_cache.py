@@ -3,17 +3,23 @@
 import errno
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from sglang_mi300a.weights import artifact, checkpoint, filling, page_cache
+from sglang_mi300a.weights import artifact, checkpoint, filling, page_cache, part_files
 from sglang_mi300a.weights.loader_options import LoaderOptions
+from sglang_mi300a.weights.part_files import Flusher, PartFile
 from sglang_mi300a.weights.plan import Placement
 from sglang_mi300a.weights.rank_agreement import on_every_rank
+from sglang_mi300a.weights.steps import Stored
 from tests import repository
 from tests.weights.conftest import ArraySink
 from tests.weights.residency import drops_pages, resident_bytes
@@ -134,9 +140,6 @@ def test_ranks_that_read_the_same_files_at_their_own_pace_leave_nothing(
 
 def test_a_conversion_leaves_neither_its_input_nor_its_output(small, disk, bystander):
     """With fsync as it is: dirty pages could not be dropped."""
-    import subprocess
-    import sys
-
     model = copied(small, disk / "model")
     page_cache.drop(model.iterdir())
     program = (
@@ -157,3 +160,25 @@ def test_a_conversion_leaves_neither_its_input_nor_its_output(small, disk, bysta
 def test_a_file_that_is_gone_is_no_reason_to_stop(disk, bystander):
     page_cache.drop([disk / "absent", disk])
     assert not (disk / "absent").exists()
+
+
+def test_a_file_being_written_is_sent_to_the_disk_as_it_grows(disk, bystander, monkeypatch):
+    """Its content is whole, and little of it is held in memory at any time."""
+    monkeypatch.setattr(part_files, "FLUSH_BYTES", 1 << 20)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    size = 24 << 20
+    content = np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8)
+    held = []
+    with Flusher() as flusher:
+        stored = [Stored("w", "U8", (size,))]
+        file = PartFile(disk / "part.safetensors", stored, lambda num_bytes: None, flusher)
+        file.open()
+        for at in range(0, size, 1 << 20):
+            file.write("w", at, content[at : at + (1 << 20)])
+            time.sleep(0.02)
+            held.append(resident_bytes(file.temporary))
+        [(_, offset, _)] = file.finish()
+    written = np.fromfile(disk / "part.safetensors", np.uint8)
+    assert np.array_equal(written[offset:], content)
+    # The disk is shared: how far the flusher is behind varies, that it follows does not.
+    assert min(held[8:]) < size // 3

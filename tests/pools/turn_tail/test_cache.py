@@ -66,6 +66,35 @@ def test_a_long_prompts_own_chunks_are_superseded_by_its_end(serve):
     assert list(policy_of(server).ledger.superseded_by.values()) == [end] * 3
 
 
+def test_chunks_are_no_turns_of_a_conversation(serve):
+    server = serve(chunk_tokens=256)
+    chat = Chat(server, "long")
+    for turn, length in enumerate((950, 1_400), start=1):
+        chat.turn(length)
+        assert max(policy_of(server).ledger.turns.values()) == turn
+
+
+def test_a_superseded_snapshot_that_is_split_still_goes_first(serve):
+    server = serve()
+    other, chat = Chat(server, "other"), Chat(server, "chat", system_tokens=300)
+    other.turn(200)
+    chat.turn(400)
+    chat.turn(700)
+    Chat(server, "sharing", system_tokens=300).turn(520)
+    assert victims(server, 2) == [384, 192]
+
+
+def test_a_request_that_ends_after_its_next_turn_does_not_rest_at_its_old_prompt(serve):
+    server = serve()
+    other, chat = Chat(server, "other"), Chat(server, "chat")
+    slow = chat.start(400, reply_tokens=60)
+    server.step()
+    chat.turn(700)
+    other.turn(200)
+    finish(server, slow)
+    assert victims(server, 1) == [384]
+
+
 def test_a_request_that_ends_late_leaves_the_most_recent_snapshot(serve):
     server = serve()
     slow, quick = Chat(server, "slow"), Chat(server, "quick")
@@ -114,8 +143,8 @@ def test_a_refused_reply_gives_all_its_slots_and_kv_back(serve):
 def test_the_next_turn_passes_an_unmatched_reply_by_and_it_goes_first(serve):
     server = serve()
     other, chat = Chat(server, "other"), Chat(server, "chat")
-    chat.turn(200, reply_tokens=100)
     other.turn(330)
+    chat.turn(200, reply_tokens=100)
     chat.turn(500)
     assert policy_of(server).ledger.of_replies.met.unused == 1
     # The reply, then the prompt it belongs to; the other conversation stays.
@@ -131,8 +160,13 @@ def test_matched_replies_are_continued_from_and_in_the_end_replace_their_prompts
     met = policy_of(server).ledger.of_replies.met
     assert (met.used, met.unused) == (1, 0)
     met.settle(used=policy.NUM_FIRST)
-    Chat(server, "trusting").turn(200, reply_tokens=100)
-    assert victims(server, 1) == [192]
+    Chat(server, "trusting").turn(340, reply_tokens=200)
+    order = victims(server, 9)
+    assert order.index(320) < order.index(512)
+    met.settle(unused=policy.NUM_FIRST)
+    Chat(server, "doubting").turn(600, reply_tokens=200)
+    order = victims(server, 9)
+    assert order.index(768) < order.index(576)
 
 
 def test_evicted_conversations_take_their_next_snapshot_at_the_prompts_end(serve):
@@ -228,6 +262,8 @@ def test_the_margin_leaves_chunks_and_branch_points_where_they_are(serve):
     server = serve("turntail+margin", chunk_tokens=512)
     Chat(server, "long").turn(1_024)
     assert depths(server) == [512, 960]
+    Chat(server, "some tokens more than its chunks").turn(1_030)
+    assert depths(server) == [512, 512, 960, 960]
     a, b = Chat(server, "a", system_tokens=324), Chat(server, "b", system_tokens=324)
     a.turn(450)
     b.turn(325)
@@ -245,6 +281,7 @@ def test_a_conversation_that_ends_a_path_again_gets_the_evicted_leafs_place(serv
     result = tree.evict_device_leaf(leaf.id, False)  # as KV pressure would take it
     server.cache._free_values(result.device_frees, result.host_frees)
     assert victims(server, 2) == [384, 192]
+    assert list(policy_of(server).ledger.turns.values()) == [2, 1]  # the turns it had in all
     other.turn(500)
     assert victims(server, 3) == [192, 384, 448]
     server.check()
@@ -263,14 +300,15 @@ def test_under_pressure_a_conversation_that_saves_little_makes_room(serve):
     assert victims(server, 4) == [128, 640, 128, 640]
 
 
-def test_pressure_spares_the_snapshot_that_conversations_share(serve):
+def test_pressure_spares_a_snapshot_where_requests_part(serve):
     server = serve()
     learner = policy_of(server).ledger.of_returns
-    for n in range(3):  # the second takes its snapshot where they part, and rests there
-        Chat(server, f"chat {n}", system_tokens=70).turn(700 + n)
-        learner.mean_saved = 16 * 4_000
-        learner.in_time.settle(used=50, unused=5)
-    assert victims(server, 3) == [640, 640, 64]
+    Chat(server, "first", system_tokens=70).turn(700)
+    learner.mean_saved = 16 * 4_000
+    learner.in_time.settle(used=50, unused=5)
+    Chat(server, "second", system_tokens=70).turn(701)  # rests where the two part
+    assert depths(server) == [64, 640]
+    assert victims(server, 2) == [640, 64]
 
 
 def test_a_retracted_request_finds_its_prompts_snapshot_again(serve):
