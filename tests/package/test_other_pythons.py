@@ -12,9 +12,16 @@ from tests import repository
 
 PYTHONS = ("3.10", "3.13")
 
-# Tests that build this package, judge the installed SGLang or boot it, and the pure ones of them.
-NOT_PURE = ("tests/package/", "tests/conformance/", "tests/serving/")
-PURE_AMONG_THEM = ("tests/package/test_shipped.py", "tests/serving/test_preset.py")
+# Tests that build this package, judge the installed SGLang, boot it or start processes that import
+# torch, or that execute machine code whatever the Python; and the pure ones of them.
+NOT_PURE = (
+    *("tests/package/", "tests/conformance/", "tests/serving/", "tests/cpu_engine/"),
+    *("tests/gfx942/", "tests/moe/kernels/"),
+)
+PURE_AMONG_THEM = (
+    *("tests/package/test_shipped.py", "tests/serving/test_preset.py"),
+    "tests/cpu_engine/test_recipe.py",
+)
 
 # Runs where torch is not installed, so what needs it is skipped, and said.
 WITHOUT_TORCH = '''
