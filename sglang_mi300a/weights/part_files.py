@@ -90,6 +90,7 @@ class PartFile:
         for name, stream in self._streams.items():
             self._wrote(stream.skip_to(stream.size))
             rows.append((name, stream.begin, stream.digest()))
+        self._wait_for_flusher()
         os.fsync(self._descriptor)
         os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(self._descriptor)
@@ -97,9 +98,15 @@ class PartFile:
         os.replace(self.temporary, self.path)
         return rows
 
+    def _wait_for_flusher(self) -> None:
+        if self._flusher is not None:
+            self._flusher.wait_for(self._descriptor)
+
     def abandon(self) -> None:
         """Close and delete what was not finished."""
         if self._descriptor >= 0:
+            with contextlib.suppress(OSError):  # the file goes, whatever became of it
+                self._wait_for_flusher()
             os.close(self._descriptor)
             self._descriptor = -1
             self.temporary.unlink(missing_ok=True)
@@ -114,6 +121,9 @@ class Flusher:
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._begun: set[int] = set()
+        self._ended = threading.Condition()
+        self._error: OSError | None = None
         self._thread = threading.Thread(target=self._run, name="flusher", daemon=True)
 
     def __enter__(self) -> Flusher:
@@ -130,17 +140,34 @@ class Flusher:
         self._thread.join()
 
     def flush(self, descriptor: int) -> None:
-        """Begin to write what a file has; returns at once."""
-        self._queue.put(os.dup(descriptor))
+        """Begin to write what a file has, unless that has begun; returns at once."""
+        with self._ended:
+            if descriptor not in self._begun:
+                self._begun.add(descriptor)
+                self._queue.put(descriptor)
+
+    def wait_for(self, descriptor: int) -> None:
+        """Return when nothing goes on with a file any more.
+
+        Raises:
+            OSError: Something could not be written. The kernel tells that once: whoever syncs the
+                file afterwards is told that all is well.
+        """
+        with self._ended:
+            self._ended.wait_for(lambda: descriptor not in self._begun)
+            if self._error is not None:
+                raise self._error
 
     def _run(self) -> None:
         while (descriptor := self._queue.get()) is not None:
             try:
-                with contextlib.suppress(OSError):  # it comes again with the file's own sync
-                    os.fdatasync(descriptor)
-                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(descriptor)
+                os.fdatasync(descriptor)
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            except OSError as error:
+                self._error = self._error or error
+            with self._ended:
+                self._begun.discard(descriptor)
+                self._ended.notify_all()
 
 
 class _Stream:

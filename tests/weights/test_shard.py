@@ -14,7 +14,7 @@ import pytest
 
 from sglang_mi300a import artifact_manifest, mxfp4
 from sglang_mi300a.errors import UserError
-from sglang_mi300a.weights import reading
+from sglang_mi300a.weights import part_files, reading
 from sglang_mi300a.weights import shard as sharding
 from sglang_mi300a.weights.progress_bar import ProgressBar
 from tests import repository
@@ -323,6 +323,28 @@ def test_a_failure_leaves_nothing_that_looks_finished(small, tmp_path, monkeypat
     names = {path.name for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert not [name for name in names if name.endswith(".tmp")]
     assert "manifest.json" not in names
+
+
+def test_a_write_that_fails_in_the_background_is_not_lost(small, tmp_path, monkeypatch):
+    """The kernel tells a failed write once; it may be the flusher who is told."""
+
+    def fail(descriptor):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    monkeypatch.setattr(part_files, "FLUSH_BYTES", 50_000)
+    with pytest.raises(UserError, match="a write that failed .Input/output error"):
+        shard(small, tmp_path / "out", tp=2)
+    assert not artifact_manifest.is_artifact(tmp_path / "out")
+    assert not list((tmp_path / "out").rglob("*.tmp"))
+    monkeypatch.undo()
+    assert shard(small, tmp_path / "out", tp=2).is_complete
+
+
+def test_flushing_in_the_background_changes_nothing(small, small_tp2, tmp_path, monkeypatch):
+    monkeypatch.setattr(part_files, "FLUSH_BYTES", 1)
+    shard(small, tmp_path / "out", tp=2)
+    assert content_of(tmp_path / "out") == content_of(small_tp2)
 
 
 SHARD_WITH_A_LIMIT = """
