@@ -303,12 +303,15 @@ class Server:
     def _merge_prefilled(self) -> None:
         batch, self._prefilled = self._prefilled, None
         self._running.filter_batch()
-        if batch is None:
-            return
-        batch.filter_batch(chunked_req_to_exclude=self._chunked)
-        if batch.is_empty():
-            return
-        if self._running.is_empty():
+        if batch is not None:
+            num_prefilled = batch.batch_size()
+            batch.filter_batch(chunked_req_to_exclude=self._chunked)
+            if batch.batch_size() < num_prefilled:
+                self._running.batch_is_full = False
+        if batch is None or batch.is_empty():
+            if self._running.is_empty():
+                self._running.batch_is_full = False
+        elif self._running.is_empty():
             batch.batch_is_full = self._running.batch_is_full
             self._running = batch
         else:
