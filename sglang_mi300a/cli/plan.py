@@ -20,13 +20,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sglang_mi300a import artifact_manifest, served_model, settings
+from sglang_mi300a import artifact_manifest, model_dims, served_model, settings
 from sglang_mi300a.errors import EXIT_JUDGED_AGAINST, EXIT_OK, UserError
 from sglang_mi300a.pools import (
     byte_text,
     estimates,
     fit,
-    model_dims,
     node_file,
     plan_picture,
     plan_report,

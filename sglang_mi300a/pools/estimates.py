@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from sglang_mi300a.model_dims import ModelDims
 from sglang_mi300a.pools.byte_text import GB, GIB, MIB
-from sglang_mi300a.pools.model_dims import ModelDims
 
 Kind = Literal["exact", "published", "estimate"]
 KINDS: tuple[Kind, ...] = ("exact", "published", "estimate")

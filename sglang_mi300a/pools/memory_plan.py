@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import Literal
 
 from sglang_mi300a.errors import UserError
+from sglang_mi300a.model_dims import ModelDims
 from sglang_mi300a.pools import estimates
 from sglang_mi300a.pools.estimates import Amount, Kind, exact
-from sglang_mi300a.pools.model_dims import ModelDims
 from sglang_mi300a.pools.pool_sizes import (
     DTYPE_BYTES,
     RankSizes,

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from sglang_mi300a.model_dims import ModelDims
 from sglang_mi300a.pools.byte_text import GIB
-from sglang_mi300a.pools.model_dims import ModelDims
 
 Strategy = Literal["no_buffer", "extra_buffer", "extra_buffer_lazy"]
 """How the prefix cache keeps states beside the running ones (``--mamba-radix-cache-strategy``)."""

@@ -6,8 +6,8 @@ Where the weights themselves are there, their headers tell. Both say the same
 
 from __future__ import annotations
 
+from sglang_mi300a.model_dims import ModelDims
 from sglang_mi300a.mxfp4 import BLOCK
-from sglang_mi300a.pools.model_dims import ModelDims
 
 _BF16 = 2
 _FLOAT32 = 4

@@ -19,8 +19,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from sglang_mi300a.model_dims import ModelDims, from_sizes
 from sglang_mi300a.pools import pool_sizes
-from sglang_mi300a.pools.model_dims import ModelDims, from_sizes
 from sglang_mi300a.pools.pool_sizes import RankSizes, Scheduler
 from sglang_mi300a.weights import model_sizes
 

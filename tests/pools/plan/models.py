@@ -7,7 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from sglang_mi300a.pools import model_dims, node_file, weight_sizes
+from sglang_mi300a import model_dims
+from sglang_mi300a.pools import node_file, weight_sizes
 from sglang_mi300a.pools.memory_plan import Asked, Plan, WeightBytes
 from sglang_mi300a.pools.pool_sizes import Scheduler
 from sglang_mi300a.weights import model_sizes

@@ -1,4 +1,4 @@
-"""The sizes of a model that decide what its pools and weights take."""
+"""The sizes of a model that decide what its pools, weights and dense GEMMs take."""
 
 from __future__ import annotations
 
