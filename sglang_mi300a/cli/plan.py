@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sglang_mi300a import artifact_manifest, model_dims, served_model, settings
+from sglang_mi300a import artifact_manifest, graph_phases, model_dims, served_model, settings
 from sglang_mi300a.errors import EXIT_JUDGED_AGAINST, EXIT_OK, UserError
 from sglang_mi300a.pools import (
     byte_text,
@@ -264,7 +264,7 @@ def asked_of(
         kv_dtype_bytes=_kv_dtype_bytes(fields),
         chunk_tokens=chunk,
         prefill_graph_tokens=_prefill_graph_tokens(fields, chunk),
-        decode_graphs=_captures(fields, "decode", default=True),
+        decode_graphs=graph_phases.captures(fields, "decode", default=True),
         mem_fraction=fields.get("mem_fraction_static"),
         aiter=fields.get("attention_backend") == "aiter",
     )
@@ -367,33 +367,9 @@ def _kv_dtype_bytes(fields: Mapping[str, Any]) -> int:
     return sizes[dtype]
 
 
-def _phase(fields: Mapping[str, Any], phase: str) -> dict[str, Any]:
-    """Return what is set for the graphs of one phase; the JSON flag wins over single ones."""
-    found = {
-        key: fields[f"cuda_graph_{key}_{phase}"]
-        for key in ("backend", "bs", "max_bs")
-        if fields.get(f"cuda_graph_{key}_{phase}") is not None
-    }
-    config = fields.get("cuda_graph_config") or {}
-    if isinstance(config, str):
-        config = json.loads(config)
-    return {**found, **config.get(phase, {})}
-
-
-def _captures(fields: Mapping[str, Any], phase: str, *, default: bool) -> bool:
-    backend = _phase(fields, phase).get("backend")
-    if backend is not None:
-        return bool(backend != "disabled")
-    off = fields.get("disable_cuda_graph") or fields.get(f"disable_{phase}_cuda_graph")
-    return default and not off
-
-
 def _prefill_graph_tokens(fields: Mapping[str, Any], chunk: int) -> int:
     """Return the largest prefill graph; stock captures none on ROCm unless a backend is named."""
-    if not _captures(fields, "prefill", default=False):
-        return 0
-    phase = _phase(fields, "prefill")
-    return int(max(phase["bs"]) if phase.get("bs") else phase.get("max_bs") or chunk)
+    return max(graph_phases.prefill_token_counts(fields, chunk), default=0)
 
 
 def _weights(

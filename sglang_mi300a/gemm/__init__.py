@@ -1,0 +1,1 @@
+"""Which kernel or library solution serves a dense matrix product."""
