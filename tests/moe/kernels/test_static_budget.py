@@ -7,13 +7,11 @@ branch or waits for one load too many changes nothing else.
 
 from collections import Counter
 from dataclasses import replace
-from functools import cache
 
-import numpy as np
 import pytest
 
-from sglang_mi300a.moe.kernels import catalogue, steps, work_split
-from tests.moe.kernels import running
+from sglang_mi300a.moe.kernels import catalogue
+from tests.moe.kernels import counting, running
 
 KERNELS = catalogue.MATRIX_KERNELS
 KIB = 1024
@@ -42,54 +40,6 @@ def built(request):
     return running.machine(request.param)
 
 
-def waves_by_registers(registers):
-    granules = -(-registers // catalogue.REGISTER_GRANULE)
-    a_simd = catalogue.REGISTERS // (granules * catalogue.REGISTER_GRANULE)
-    return catalogue.SIMDS * min(a_simd, catalogue.MAX_WAVES)
-
-
-@cache
-def busy_run(compiler, kernel):
-    """Run a kernel over two and a half full units of one expert on one compute unit."""
-    inner = kernel.inner or 256
-    weights = running.random_weights(1, inner, bf16=kernel.weights == "bf16")
-    num_tokens = 2 * kernel.token_tile + kernel.token_tile // 2
-    batch = running.random_batch(num_tokens, 1, 1, "uniform")
-    layer = running.layer_of(weights, batch, kernel.weights, kernel.token_tile, num_cus=1)
-    buffers = running.buffers_of(layer, weights, batch)
-    by_expert = work_split.sort_pairs(batch.ids, 1, kernel.token_tile)
-    buffers[steps.WORK][: by_expert.work.nbytes] = by_expert.work.reshape(-1).view(np.uint8)
-    buffers[steps.TOKENS][:] = by_expert.tokens.view(np.uint8)
-    for name in (steps.SCALED, steps.INNER):  # values do not matter here
-        if name in buffers:
-            buffers[name][:] = 0
-    step = {"gate_up": steps.gate_up, "down": steps.down}[kernel.op](layer)
-    on = running.machine(compiler)
-    counters = running.launch(step, buffers, on=on)
-    rows, k = (2 * inner, running.HIDDEN) if kernel.op == "gate_up" else (running.HIDDEN, inner)
-    return counters, int(by_expert.work[0, 0]) * rows * k
-
-
-def steady_lines(counters):
-    """Return (line, class) of what a wave executes for each item, in the order of the loop."""
-    often = max(
-        count
-        for count, kind in zip(counters.executed, counters.classes, strict=True)
-        if kind == "mfma"
-    )
-    return often, [
-        (line, kind)
-        for line, kind, count in zip(
-            counters.lines, counters.classes, counters.executed, strict=True
-        )
-        if count == often
-    ]
-
-
-def is_record(line):
-    return line.mnemonic == "buffer_load_dwordx4"
-
-
 def test_the_catalogue_lists_what_the_code_object_has(built):
     assert set(built.code.kernels) == {k.name for k in KERNELS} | set(catalogue.OTHER_KERNELS)
 
@@ -106,7 +56,7 @@ def test_as_many_workgroups_fit_a_compute_unit_as_the_catalogue_says(built, kern
     assert facts.vgprs <= kernel.registers
     assert facts.lds_bytes == kernel.lds_bytes
     assert facts.most_threads == kernel.threads
-    assert kernel.workgroups_per_cu * kernel.waves <= waves_by_registers(kernel.registers)
+    assert kernel.workgroups_per_cu * kernel.waves <= counting.waves_by_registers(kernel.registers)
     assert kernel.workgroups_per_cu * kernel.lds_bytes <= catalogue.LDS_BYTES
 
 
@@ -118,27 +68,10 @@ def test_enough_bytes_are_under_way(kernel):
     assert kernel.bytes_under_way >= (36 if three_waves else 48) * KIB
 
 
-def records_left_at_each_wait(kernel, compiler):
-    """Return, for each wait of the loop, how many records may still be under way behind it.
-
-    Memory operations complete in order, so a wait for at most n leaves the n youngest.
-    """
-    counters, _ = busy_run(compiler, kernel)
-    _, steady = steady_lines(counters)
-    left = []
-    for place, (line, _) in enumerate(steady):
-        if "vmcnt" in line.wait:
-            loop = steady[place:] + steady[:place]  # its end is the youngest
-            memory = [one for one, kind in loop if kind.startswith("vmem")]
-            youngest = memory[max(len(memory) - line.wait["vmcnt"], 0) :]
-            left.append(sum(map(is_record, youngest)))
-    return left
-
-
 @pytest.mark.parametrize("compiler", running.COMPILERS)
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.name)
 def test_the_ring_is_full_at_every_wait(kernel, compiler):
-    left = records_left_at_each_wait(kernel, compiler)
+    left = [records for _, records in counting.waits(kernel, running.machine(compiler))]
     values = kernel.item_rows * min(kernel.inner or 512, 512)  # of an item, a wave
     record_values = 16 * (32 if kernel.weights == "bf16" else 128)
     assert len(left) >= values // record_values  # each record is waited for
@@ -148,9 +81,9 @@ def test_the_ring_is_full_at_every_wait(kernel, compiler):
 @pytest.mark.parametrize("compiler", running.COMPILERS)
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.name)
 def test_a_record_is_sixteen_segments(kernel, compiler):
-    counters, _ = busy_run(compiler, kernel)
-    often, steady = steady_lines(counters)
-    records = [line.pc for line, _ in steady if is_record(line)]
+    counters, _ = counting.busy_run(kernel, running.machine(compiler))
+    often, steady = counting.steady_lines(counters)
+    records = [line.pc for line, _ in steady if counting.is_record(line)]
     use = [one for one in counters.memory if one.line.pc in records]
     # The last item of each worker fills the ring with nothing.
     nothing = kernel.ring * counters.waves
@@ -161,7 +94,7 @@ def test_a_record_is_sixteen_segments(kernel, compiler):
 @pytest.mark.parametrize("compiler", running.COMPILERS)
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.name)
 def test_executed_instructions_a_weight_stay_in_the_budget(kernel, compiler):
-    counters, weights = busy_run(compiler, kernel)
+    counters, weights = counting.busy_run(kernel, running.machine(compiler))
     by_lane = weights / catalogue.LANES
     limit = VALU_A_WEIGHT[kernel.op, kernel.weights][kernel.token_tile == 32]
     if kernel.inner == 128:
@@ -175,10 +108,10 @@ def test_executed_instructions_a_weight_stay_in_the_budget(kernel, compiler):
 @pytest.mark.parametrize("compiler", running.COMPILERS)
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.name)
 def test_the_loop_holds_nothing_but_its_work(kernel, compiler):
-    counters, _ = busy_run(compiler, kernel)
-    _, steady = steady_lines(counters)
+    counters, _ = counting.busy_run(kernel, running.machine(compiler))
+    _, steady = counting.steady_lines(counters)
     mix = Counter(kind for _, kind in steady)
-    records = sum(is_record(line) for line, _ in steady)
+    records = sum(counting.is_record(line) for line, _ in steady)
     blocks = 1 if kernel.weights == "bf16" else 4
     assert mix["mfma"] == records * blocks * 2 * kernel.token_tile // 16
     scales = 0 if kernel.weights == "bf16" else records
@@ -196,8 +129,8 @@ def test_the_loop_holds_nothing_but_its_work(kernel, compiler):
 @pytest.mark.parametrize("compiler", running.COMPILERS)
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.name)
 def test_the_next_unit_is_asked_for_early_and_waited_for_late(kernel, compiler):
-    counters, _ = busy_run(compiler, kernel)
-    _, steady = steady_lines(counters)
+    counters, _ = counting.busy_run(kernel, running.machine(compiler))
+    _, steady = counting.steady_lines(counters)
     kinds = [kind for _, kind in steady]
     assert kinds.count("smem") == 1
     asked = kinds.index("smem")
