@@ -124,6 +124,28 @@ def test_another_plugin_that_takes_a_target_first_stops_the_server_with_the_hook
 
 
 @pytest.mark.slow
+def test_one_ranks_unreadable_or_changed_part_stops_all_ranks_and_names_rank_and_file(
+    artifacts, tmp_path
+):
+    whole = artifacts(2)
+    unreadable, changed = tmp_path / "unreadable [1]", tmp_path / "changed"
+    for copy in (unreadable, changed):
+        shutil.copytree(whole, copy)
+    part = next(path.name for path in (whole / "rank-1").glob("target-*"))
+    (unreadable / "rank-1" / part).unlink()
+    (unreadable / "rank-1" / part).mkdir()
+    raw = bytearray((changed / "rank-1" / part).read_bytes())
+    raw[-1] ^= 1
+    (changed / "rank-1" / part).write_bytes(raw)
+
+    for artifact in (unreadable, changed):
+        died = start([*SERVE, "--model", str(artifact), "--preset", "baseline"])
+        assert died.exit_code == 2
+        for rank, prefix in ((0, "rank 1: "), (1, "")):
+            assert f"rank {rank} refused: {prefix}{artifact}/rank-1/{part}" in died.log
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("tp", "ep"), [(4, 1), (2, 2), (4, 4)])
 def test_four_ranks_and_expert_parallel_ranks_give_the_same_tokens(artifacts, oracles, tp, ep):
     oracle = oracles(echo=True)
