@@ -24,7 +24,6 @@ SERVED_INNER = 256
 _NUM_CUS = 2
 _UNITS = (1, 2, 5)
 _CHECKED_UNITS = 3
-_FULL_SEGMENTS = 16
 
 
 @dataclass(frozen=True)
