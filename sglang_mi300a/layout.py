@@ -11,13 +11,14 @@ Every layout keeps all of an MXFP4 tensor: the E8M0 bytes and all 16 codes come 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_mi300a import mxfp4
 from sglang_mi300a.errors import UserError
 
 Bytes = NDArray[np.uint8]
@@ -49,8 +50,15 @@ class Layout(Protocol):
     def id(self) -> str:
         """Name and version, ``plain/1``."""
 
+    def takes(self, plain: Sequence[ExpertTensor]) -> bool:
+        """Return whether the layout is for such tensors and holds their sizes."""
+
     def stored(self, plain: Sequence[ExpertTensor]) -> tuple[ExpertTensor, ...]:
-        """Return the tensors that hold what ``plain`` held; ``plain`` if it is not for such."""
+        """Return the tensors that hold what ``plain`` held; ``plain`` if it is not for such.
+
+        Raises:
+            UserError: It is for such, but not of these sizes.
+        """
 
     def apply(self, plain: Mapping[str, Bytes]) -> dict[str, Bytes]:
         """Return the stored bytes of one expert, by name.
@@ -71,6 +79,10 @@ class Plain:
 
     id = "plain/1"
 
+    def takes(self, plain: Sequence[ExpertTensor]) -> bool:
+        """Return True."""
+        return True
+
     def stored(self, plain: Sequence[ExpertTensor]) -> tuple[ExpertTensor, ...]:
         """Return ``plain``."""
         return tuple(plain)
@@ -85,7 +97,17 @@ class Plain:
 
 
 PLAIN = Plain()
-_LAYOUTS: dict[str, Layout] = {PLAIN.id: PLAIN}
+STREAM_ID = "stream/1"
+"""The layout of the gfx942 kernels, ``stream_layout.Stream``."""
+
+
+def _stream() -> Layout:
+    from sglang_mi300a.stream_layout import Stream  # it builds on this module
+
+    return Stream()
+
+
+_LAYOUTS: dict[str, Callable[[], Layout]] = {PLAIN.id: lambda: PLAIN, STREAM_ID: _stream}
 
 
 def names() -> tuple[str, ...]:
@@ -103,12 +125,34 @@ def named(layout_id: str, *, where: str) -> Layout:
     Raises:
         UserError: This version does not know it.
     """
-    layout = _LAYOUTS.get(layout_id)
-    if layout is None:
+    make = _LAYOUTS.get(layout_id)
+    if make is None:
         raise UserError(
             where,
             found=f"layout {layout_id!r}",
             allowed=", ".join(_LAYOUTS),
             do="run shard-weights of this version again",
         )
-    return layout
+    return make()
+
+
+def default_for(hidden: int, inner: int) -> Layout:
+    """Return the layout that MXFP4 experts are stored in where the user names none.
+
+    Args:
+        hidden: Hidden size of the model.
+        inner: Neurons of an expert on a rank, a multiple of 32.
+
+    Returns:
+        The kernels' layout if it takes both projections, else the plain one.
+    """
+    stream = _stream()
+    of_expert = (_mxfp4("w13", 2 * inner, hidden), _mxfp4("w2", hidden, inner))
+    return stream if all(map(stream.takes, of_expert)) else PLAIN
+
+
+def _mxfp4(projection: str, rows: int, k: int) -> tuple[ExpertTensor, ExpertTensor]:
+    return (
+        ExpertTensor(f"{projection}_weight", "U8", (rows, k // 2)),
+        ExpertTensor(f"{projection}_weight_scale", "U8", (rows, k // mxfp4.BLOCK)),
+    )

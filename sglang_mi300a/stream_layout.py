@@ -27,6 +27,7 @@ and scale back.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -60,19 +61,24 @@ _BF16_BYTES = 2
 # -- which rows and slices a projection has ------------------------------------------------------
 
 
-def _slice_length(projection: str, k: int, step: int) -> int:
-    """Return the values along K of a slice.
+def num_slices(projection: str, k: int, record_k: int = RECORD_K) -> int:
+    """Return into how many slices along K a projection is cut.
+
+    Args:
+        projection: ``w13`` or ``w2``.
+        k: Values along K.
+        record_k: Values along K of a record.
 
     Raises:
         ValueError: K is no multiple of what a record or a slice holds.
     """
     length = SLICE if projection == "w13" else min(k, SLICE)
-    if k % length or length % step:
+    if k % length or length % record_k:
         raise ValueError(
             f"{projection}: K = {k} is not a multiple of {SLICE}"
-            + ("" if projection == "w13" else f", nor a multiple of {step} below it")
+            + ("" if projection == "w13" else f", nor a multiple of {record_k} below it")
         )
-    return length
+    return k // length
 
 
 def _check_rows(projection: str, rows: int) -> None:
@@ -80,16 +86,54 @@ def _check_rows(projection: str, rows: int) -> None:
         raise ValueError(f"{projection}: {rows} rows are not a multiple of {2 * ROWS}")
 
 
+@dataclass(frozen=True)
+class RecordOrder:
+    """How ``[rows, elements]`` becomes ``[records, 16, elements of a record]``, and back.
+
+    A row is cut into ``slices`` times ``each`` records. The attributes are arguments of ``reshape``
+    and of ``transpose`` (``permute`` in torch).
+
+    Attributes:
+        by_row: Shape of the six parts in the order of rows.
+        to_stream: Order of these parts in the stream.
+        by_record: Shape of the six parts in the order of the stream.
+        to_rows: Order of these parts by rows.
+    """
+
+    by_row: tuple[int, ...]
+    to_stream: tuple[int, ...]
+    by_record: tuple[int, ...]
+    to_rows: tuple[int, ...]
+
+
+def record_order(
+    projection: str, num_rows: int, slices: int, each: int, per_record: int
+) -> RecordOrder:
+    """Return the order of a projection's records.
+
+    Args:
+        projection: ``w13`` or ``w2``.
+        num_rows: Rows of the projection.
+        slices: Slices along K.
+        each: Records of a slice.
+        per_record: Elements of a row in one record.
+    """
+    items = num_rows // (2 * ROWS)
+    if projection == "w13":  # [side][item][row][slice][record] -> [slice][item][side][record][row]
+        by_row = (2, items, ROWS, slices, each, per_record)
+        to_stream = (3, 1, 0, 4, 2, 5)
+    else:  # [item][row][side][slice][record] -> [item][slice][side][record][row]
+        by_row = (items, ROWS, 2, slices, each, per_record)
+        to_stream = (0, 3, 2, 4, 1, 5)
+    by_record = tuple(by_row[part] for part in to_stream)
+    return RecordOrder(by_row, to_stream, by_record, tuple(_inverse(to_stream)))
+
+
 def _to_records(projection: str, rows: NDArray[Any], per_record: int, slices: int) -> Any:
     """Return ``[records, 16, per_record]``: elements of ``[rows, elements]`` in stream order."""
     num_rows, width = rows.shape
-    records = width // (slices * per_record)
-    if projection == "w13":  # [side][item][row][slice][record] -> [slice][item][side][record][row]
-        parts = rows.reshape(2, num_rows // (2 * ROWS), ROWS, slices, records, per_record)
-        ordered = parts.transpose(3, 1, 0, 4, 2, 5)
-    else:  # [item][row][side][slice][record] -> [item][slice][side][record][row]
-        parts = rows.reshape(num_rows // (2 * ROWS), ROWS, 2, slices, records, per_record)
-        ordered = parts.transpose(0, 3, 2, 4, 1, 5)
+    order = record_order(projection, num_rows, slices, width // (slices * per_record), per_record)
+    ordered = rows.reshape(order.by_row).transpose(order.to_stream)
     return np.ascontiguousarray(ordered).reshape(-1, ROWS, per_record)
 
 
@@ -98,14 +142,9 @@ def _from_records(
 ) -> NDArray[Any]:
     """Return ``[rows, elements]``: the inverse of :func:`_to_records`."""
     per_record = records.shape[2]
-    items = num_rows // (2 * ROWS)
-    each = records.shape[0] // (items * 2 * slices)
-    if projection == "w13":
-        parts = records.reshape(slices, items, 2, each, ROWS, per_record)
-        ordered = parts.transpose(2, 1, 4, 0, 3, 5)
-    else:
-        parts = records.reshape(items, slices, 2, each, ROWS, per_record)
-        ordered = parts.transpose(0, 4, 2, 1, 3, 5)
+    each = records.shape[0] * ROWS // (num_rows * slices)
+    order = record_order(projection, num_rows, slices, each, per_record)
+    ordered = records.reshape(order.by_record).transpose(order.to_rows)
     return np.ascontiguousarray(ordered).reshape(num_rows, slices * each * per_record)
 
 
@@ -155,6 +194,15 @@ def _bit_tables(targets: tuple[int, ...]) -> NDArray[np.uint64]:
     return tables
 
 
+def code_tables() -> NDArray[np.uint64]:
+    """Return how a lane's pair of stored words becomes codes, uint64 ``[4, 65536]``.
+
+    Entry ``[q, v]`` holds the bits that 16-bit quarter ``q`` of the 64 stored bits contributes when
+    its value is ``v``; the four contributions joined by "or" are the codes of two blocks along K.
+    """
+    return _bit_tables(tuple(_inverse(_stored_bits())))
+
+
 def _permuted(words: NDArray[np.uint64], targets: Sequence[int]) -> NDArray[np.uint64]:
     tables = _bit_tables(tuple(targets))
     quarters = np.ascontiguousarray(words).view(np.uint16).reshape(*words.shape, 4)
@@ -192,7 +240,7 @@ def split_mxfp4(projection: str, packed: Bytes, scales: Bytes) -> Bytes:
     num_rows, half_k = packed.shape
     _check_rows(projection, num_rows)
     k = 2 * half_k
-    slices = k // _slice_length(projection, k, RECORD_K)
+    slices = num_slices(projection, k)
     blocks = RECORD_K // mxfp4.BLOCK
     words = np.ascontiguousarray(packed).view(np.uint32)
     by_row = _to_records(projection, words, blocks * _LANE_GROUPS, slices)
@@ -216,7 +264,7 @@ def join_mxfp4(projection: str, stream: Bytes, num_rows: int, k: int) -> tuple[B
         num_rows: Rows of the projection.
         k: Values along K.
     """
-    slices = k // _slice_length(projection, k, RECORD_K)
+    slices = num_slices(projection, k)
     blocks = RECORD_K // mxfp4.BLOCK
     records = stream.reshape(-1, RECORD_BYTES)
     scales = records[:, :SCALE_BYTES].reshape(-1, ROWS, blocks)
@@ -260,7 +308,7 @@ def split_bf16(projection: str, weights: Bytes) -> Bytes:
     num_rows, row_bytes = weights.shape
     _check_rows(projection, num_rows)
     k = row_bytes // _BF16_BYTES
-    slices = k // _slice_length(projection, k, BF16_RECORD_K)
+    slices = num_slices(projection, k, BF16_RECORD_K)
     lanes = np.ascontiguousarray(weights).view(np.complex128)  # a lane's 16 bytes, moved as one
     by_row = _to_records(projection, lanes, _LANE_GROUPS, slices)
     by_lane = np.ascontiguousarray(by_row.transpose(0, 2, 1))
@@ -269,7 +317,7 @@ def split_bf16(projection: str, weights: Bytes) -> Bytes:
 
 def join_bf16(projection: str, stream: Bytes, num_rows: int, k: int) -> Bytes:
     """Return uint8 ``[rows, 2 * K]``: what :func:`split_bf16` was given."""
-    slices = k // _slice_length(projection, k, BF16_RECORD_K)
+    slices = num_slices(projection, k, BF16_RECORD_K)
     by_lane = stream.view(np.complex128).reshape(-1, _LANE_GROUPS, ROWS)
     by_row = np.ascontiguousarray(by_lane.transpose(0, 2, 1))
     return _from_records(projection, by_row, num_rows, slices).view(np.uint8)
@@ -331,10 +379,23 @@ class Stream:
             return {f"{projection}_weight": packed, f"{projection}_weight_scale": scales}
         return dict(stored)
 
-    def _check(self, projection: str, num_rows: int, k: int) -> None:
+    def takes(self, plain: Sequence[ExpertTensor]) -> bool:
+        """Return whether these are a weight and its scales, of sizes that a stream can hold."""
+        projection = _projection([one.name for one in plain])
+        if projection is None:
+            return False
+        (shape,) = (one.shape for one in plain if one.name == f"{projection}_weight")
+        return self._holds(projection, shape[0], 2 * shape[1])
+
+    def _holds(self, projection: str, num_rows: int, k: int) -> bool:
         hidden, inner = (k, num_rows // 2) if projection == "w13" else (num_rows, k)
         inner_step = ROWS if projection == "w13" else RECORD_K
-        if hidden != self.hidden or inner % inner_step or (inner > SLICE and inner % SLICE):
+        whole = inner % inner_step == 0 and (inner <= SLICE or inner % SLICE == 0)
+        return hidden == self.hidden and whole
+
+    def _check(self, projection: str, num_rows: int, k: int) -> None:
+        hidden, inner = (k, num_rows // 2) if projection == "w13" else (num_rows, k)
+        if not self._holds(projection, num_rows, k):
             raise UserError(
                 f"layout {self.id}, {projection}",
                 found=f"hidden size {hidden}, {inner} neurons of an expert on a rank",

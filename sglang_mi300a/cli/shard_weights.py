@@ -15,6 +15,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from sglang_mi300a import layout as layouts
 from sglang_mi300a.cli.artifact import ranks
 from sglang_mi300a.errors import EXIT_OK
 
@@ -47,6 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--heads", choices=("replicated", "padded"), default="replicated",
         help="padded: for SGLang's CPU engine, where ranks outnumber KV heads",
     )  # fmt: skip
+    add(
+        "--layout", choices=layouts.names(),
+        help="order of the expert weights (default: stream/1, which the gfx942 kernels read, where "
+        "they take the model's sizes; else plain/1, SGLang's own)",
+    )  # fmt: skip
     add("--quiet", action="store_true", help="no progress bar")
     add("--json", action="store_true", help="a summary for machines")
 
@@ -65,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
         draft=not args.no_draft,
         draft_experts=args.draft_experts,
         heads=args.heads,
+        layout=args.layout,
         jobs=args.jobs,
         ignore=args.ignore_tensor,
         progress=False if args.quiet or args.json else None,

@@ -8,6 +8,7 @@ does not depend on which experts share a batch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -70,8 +71,42 @@ def expert_layer(
     Raises:
         ValueError: An id is not below E.
     """
+    return routed_sum(
+        hidden,
+        lambda expert: dequantise(w13[expert], w13_scale[expert]),
+        lambda expert: dequantise(w2[expert], w2_scale[expert]),
+        len(w13),
+        topk_ids,
+        topk_weights,
+        intermediate_dtype=intermediate_dtype,
+    )
+
+
+def routed_sum(
+    hidden: torch.Tensor,
+    w13: Callable[[int], torch.Tensor],
+    w2: Callable[[int], torch.Tensor],
+    num_experts: int,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    *,
+    intermediate_dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """Return :func:`expert_layer` of weights that are found expert by expert.
+
+    Args:
+        hidden: As there.
+        w13: Expert to float32 ``[2 * I, H]``.
+        w2: Expert to float32 ``[H, I]``.
+        num_experts: Local experts.
+        topk_ids: As there.
+        topk_weights: As there.
+        intermediate_dtype: As there.
+
+    Raises:
+        ValueError: An id is not below ``num_experts``.
+    """
     num_tokens, top_k = topk_ids.shape
-    num_experts, double_inter = w13.shape[:2]
     ids = topk_ids.long()
     used = torch.unique(ids)
     if used.numel() and int(used[-1]) >= num_experts:
@@ -81,11 +116,9 @@ def expert_layer(
     slots = torch.zeros(num_tokens, top_k, hidden.shape[1], device=hidden.device)
     for expert in used[used >= 0].tolist():
         token, slot = (ids == expert).nonzero(as_tuple=True)
-        both = x[token] @ dequantise(w13[expert], w13_scale[expert]).T
-        gate, up = both[:, : double_inter // 2], both[:, double_inter // 2 :]
+        gate, up = (x[token] @ w13(expert).T).chunk(2, dim=1)
         inner = (torch.nn.functional.silu(gate) * up).to(intermediate_dtype).float()
-        result = inner @ dequantise(w2[expert], w2_scale[expert]).T
-        slots[token, slot] = result * weights[token, slot].unsqueeze(1)
+        slots[token, slot] = (inner @ w2(expert).T) * weights[token, slot].unsqueeze(1)
     total = torch.zeros(num_tokens, hidden.shape[1], device=hidden.device)
     for slot_index in range(top_k):
         total = total + slots[:, slot_index]

@@ -157,7 +157,7 @@ def shard_weights(
     draft: bool = True,
     draft_experts: DraftExperts = "stored",
     heads: Heads = "replicated",
-    layout: str = layouts.PLAIN.id,
+    layout: str | None = None,
     jobs: int = DEFAULT_JOBS,
     part_bytes: int = DEFAULT_PART_BYTES,
     ignore: Sequence[str] = (),
@@ -179,7 +179,8 @@ def shard_weights(
             quarter of the bytes. Drafts only propose, so no served token depends on it; how many
             are accepted does.
         heads: ``"padded"`` for SGLang's CPU engine where ranks outnumber KV heads.
-        layout: Name of the layout of the expert weights.
+        layout: Name of the layout of the expert weights; default the kernels' where every expert
+            tensor fits it, else SGLang's.
         jobs: Files of a rank that are written at the same time.
         part_bytes: Bound of a file's data; only a single larger tensor group exceeds it.
         ignore: Patterns of checkpoint tensors to leave out although nothing else uses them.
@@ -202,11 +203,11 @@ def shard_weights(
     plan.check_placement(sizes, Placement(tp, ep, 0, heads), text_only=text_only)
     chosen = _check_ranks(ranks, tp)
     _check_at_least_one(jobs=jobs, part_bytes=part_bytes)
-    order = layouts.named(layout, where="--layout")
     plans = _plans(sizes, sources, tp, ep, heads, text_only, with_draft, str(source))
     _check_unused(source, sources, plans, text_only, ignore)
-    storage: dict[Part, ExpertStorage] = dict.fromkeys(plans, order)
     requantised = _is_requantised(plans, draft_experts, source)
+    order = _layout(layout, sizes, plans, requantised, tp, ep)
+    storage: dict[Part, ExpertStorage] = dict.fromkeys(plans, order)
     if requantised:
         storage["draft"] = requantising.of_plan(plans["draft"][0], order)
     parts = [
@@ -226,7 +227,7 @@ def shard_weights(
         "text_only": text_only,
         "has_draft": with_draft,
         "draft_requantised": requantised,
-        "layout": layout,
+        "layout": order.id,
         "part_bytes": part_bytes,
         "copied": [[name, len(data), checksum(data)] for name, data in copied],
     }
@@ -432,6 +433,23 @@ def _is_requantised(
         )
     experts = (p for p in plans["draft"][0].parameters if p.num_local_experts)
     return any(parameter.dtype in FLOATS for parameter in experts)
+
+
+def _layout(
+    asked: str | None,
+    sizes: ModelSizes,
+    plans: dict[Part, list[RankPlan]],
+    requantised: bool,
+    tp: int,
+    ep: int,
+) -> layouts.Layout:
+    """Return how experts are laid out; without MXFP4 ones there is nothing to move."""
+    if asked is not None:
+        return layouts.named(asked, where="--layout")
+    experts = [p for plans_ in plans.values() for p in plans_[0].parameters if p.num_local_experts]
+    if not requantised and all(parameter.dtype in FLOATS for parameter in experts):
+        return layouts.PLAIN
+    return layouts.default_for(sizes.hidden_size, sizes.moe_intermediate_size * ep // tp)
 
 
 # -- the output ------------------------------------------------------------------------------------

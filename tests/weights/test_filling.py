@@ -306,7 +306,7 @@ class Shuffled:
 
 
 def test_a_layout_is_applied_on_both_ways(small, tmp_path, monkeypatch):
-    monkeypatch.setitem(layout._LAYOUTS, Shuffled.id, Shuffled())
+    monkeypatch.setitem(layout._LAYOUTS, Shuffled.id, Shuffled)
     shard(small, tmp_path / "out", tp=2, layout=Shuffled.id)
     assert artifact.read(tmp_path / "out").manifest.layout == Shuffled.id
     at = Placement(2, 1, 1)

@@ -117,7 +117,7 @@ def test_a_draft_that_is_mxfp4_already_is_taken_as_it_is(tmp_path):
 
 def test_a_kernels_layout_is_applied_to_what_was_quantised(tmp_path, monkeypatch):
     finite(monkeypatch)
-    monkeypatch.setitem(layout._LAYOUTS, Shuffled.id, Shuffled())
+    monkeypatch.setitem(layout._LAYOUTS, Shuffled.id, Shuffled)
     model = make_checkpoint(tmp_path / "m")
     shard(model, tmp_path / "plain", tp=1, draft_experts="mxfp4")
     shard(model, tmp_path / "out", tp=1, draft_experts="mxfp4", layout=Shuffled.id)
