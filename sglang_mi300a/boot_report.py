@@ -78,6 +78,19 @@ def _live_or_skipped(entry: Installed) -> tuple[bool, str]:
     return (False, entry.skipped) if entry.skipped else is_live(entry)
 
 
+_facts: dict[str, Any] = {}
+
+
+def add_fact(name: str, value: Any) -> None:
+    """Add what a room knows of this process to its reports; plain JSON values."""
+    _facts[name] = value
+
+
+def facts() -> dict[str, Any]:
+    """Return what rooms added."""
+    return dict(_facts)
+
+
 def write(run_dir: Path, report: RankReport) -> None:
     """Write a rank's report atomically; a run directory that is gone is not an error."""
     if not run_dir.is_dir():
@@ -125,6 +138,9 @@ def table(reports: dict[int, RankReport], num_ranks: int) -> str:
     for rank, report in sorted(reports.items()):
         notes = {name: s.note for name, s in report.seams.items() if s.note}
         lines += [f"  rank {rank}: {name}: {note}" for name, note in notes.items()]
+        said = report.facts.get("experts", {})
+        if said:
+            lines.append(f"  rank {rank}: {said['line']}")
         if report.refusal:
             lines.append(f"  rank {rank} refused: {report.refusal}")
     missing = [str(rank) for rank in range(num_ranks) if rank not in reports]

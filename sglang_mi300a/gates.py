@@ -65,7 +65,7 @@ class RankGates:
                 stage=self._stage,
                 seams=boot_report.states(self._live),
                 refusal=refusal,
-                facts=self.facts,
+                facts={**boot_report.facts(), **self.facts},
             ),
         )
 

@@ -147,11 +147,18 @@ def default_for(hidden: int, inner: int) -> Layout:
         The kernels' layout if it takes both projections, else the plain one.
     """
     stream = _stream()
-    of_expert = (_mxfp4("w13", 2 * inner, hidden), _mxfp4("w2", hidden, inner))
+    of_expert = (mxfp4_tensors("w13", 2 * inner, hidden), mxfp4_tensors("w2", hidden, inner))
     return stream if all(map(stream.takes, of_expert)) else PLAIN
 
 
-def _mxfp4(projection: str, rows: int, k: int) -> tuple[ExpertTensor, ExpertTensor]:
+def mxfp4_tensors(projection: str, rows: int, k: int) -> tuple[ExpertTensor, ExpertTensor]:
+    """Return the plain tensors, weight and scales, of one MXFP4 expert's projection.
+
+    Args:
+        projection: ``w13`` or ``w2``.
+        rows: Its rows.
+        k: Values along K, a multiple of 32.
+    """
     return (
         ExpertTensor(f"{projection}_weight", "U8", (rows, k // 2)),
         ExpertTensor(f"{projection}_weight_scale", "U8", (rows, k // mxfp4.BLOCK)),

@@ -100,7 +100,8 @@ def _activate_rank(record: settings.Resolved) -> None:
             say=partial(print, file=sys.stderr, flush=True),
         )
         entry = importlib.import_module("sglang_mi300a.weights.private_entry")
-        entry.install_private_loader(rank_gates, record)
+        experts = importlib.import_module("sglang_mi300a.moe.stock")
+        entry.install_private_loader(rank_gates, record, [experts.complete])
     except UserError as error:
         rank_gates.report("refused", str(error))
         print(f"sglang-mi300a: rank {rank}: {error}", file=sys.stderr, flush=True)

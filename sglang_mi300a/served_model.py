@@ -25,6 +25,7 @@ class ServedModel:
         is_artifact: Whether ``shard-weights`` made the directory.
         artifact_tp: Tensor-parallel size of the artifact, or None.
         artifact_ep: Expert-parallel size of the artifact, or None.
+        artifact_layout: Layout of the artifact's experts, or None.
         has_draft: Whether an MTP layer is there to draft with.
         text_only: Whether it is served without its visual tower.
     """
@@ -35,6 +36,7 @@ class ServedModel:
     is_artifact: bool
     artifact_tp: int | None
     artifact_ep: int | None
+    artifact_layout: str | None
     has_draft: bool
     text_only: bool
 
@@ -78,6 +80,7 @@ def read(path: Path) -> ServedModel:
         is_artifact=artifact is not None,
         artifact_tp=artifact.tp if artifact else None,
         artifact_ep=artifact.ep if artifact else None,
+        artifact_layout=artifact.layout if artifact else None,
         has_draft=bool(artifact.has_draft if artifact else mtp_layers),
         text_only=bool(config.get("language_model_only", False)),
     )

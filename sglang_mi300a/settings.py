@@ -26,6 +26,13 @@ STATE_DIR = "SGLANG_MI300A_STATE_DIR"
 RUN_DIR = "SGLANG_MI300A_RUN_DIR"
 """Where ranks leave their boot reports; default a temporary directory, removed at the end."""
 
+ALLOW_RUNG = "SGLANG_MI300A_ALLOW_RUNG"
+"""Lowest rung of the expert layer that may serve on gfx942: ``triton`` or ``torch``; default
+``hip`` alone."""
+
+SHARED_EXPERT = "SGLANG_MI300A_SHARED_EXPERT"
+"""``apart`` leaves the shared expert to SGLang; default ``together``: in the expert launches."""
+
 OFF_VALUES = ("off", "0", "")
 SCHEMA = 1
 
@@ -46,6 +53,9 @@ class Resolved:
         state_slots: Linear-attention state slots per rank, exactly.
         max_running_requests: Concurrent requests, exactly.
         load_options: Options of the weight loader (``verify``, ``ring_bytes``, ``threads``).
+        expert_layout: Id of the layout of the expert weights.
+        allowed_rung: Lowest rung of the expert layer that may be used.
+        shared_expert: ``"together"`` with the routed experts where the rung can, or ``"apart"``.
         moe_intermediate: ``"float32"``, or ``"bfloat16"`` to round the expert intermediate as the
             kernels do.
         run_dir: Directory in which ranks leave their boot reports.
@@ -64,6 +74,9 @@ class Resolved:
     max_running_requests: int
     run_dir: str
     load_options: dict[str, Any] = field(default_factory=dict)
+    expert_layout: str = "plain/1"
+    allowed_rung: str = "torch"
+    shared_expert: str = "together"
     moe_intermediate: str = "float32"
     schema: int = SCHEMA
 
@@ -108,6 +121,37 @@ def switch() -> str | None:
     if value is None:
         return None
     return "off" if value.strip().lower() in OFF_VALUES else value.strip()
+
+
+def _choice(name: str, values: tuple[str, ...]) -> str:
+    """Return a variable's value, the first of ``values`` where it is not set."""
+    value = os.environ.get(name) or values[0]
+    if value not in values:
+        raise UserError(
+            f"environment variable {name}",
+            found=repr(value),
+            allowed=", ".join(values),
+            do=f"set one of them, or unset {name}",
+        )
+    return value
+
+
+def allowed_rung() -> str:
+    """Return the lowest rung of the expert layer that the user allows on gfx942.
+
+    Raises:
+        UserError: The environment names another.
+    """
+    return _choice(ALLOW_RUNG, ("hip", "triton", "torch"))
+
+
+def shared_expert() -> str:
+    """Return whether the shared expert runs ``together`` with the routed ones, or ``apart``.
+
+    Raises:
+        UserError: The environment says something else.
+    """
+    return _choice(SHARED_EXPERT, ("together", "apart"))
 
 
 def resolved() -> Resolved | None:

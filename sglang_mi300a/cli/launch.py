@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any
 
 from sglang_mi300a import boot_report, device, hook_fit, hooking, plugin, served_model, settings
+from sglang_mi300a import layout as layouts
 from sglang_mi300a.cpu_engine import recipe
 from sglang_mi300a.errors import EXIT_BAD_INPUT, UserError
 from sglang_mi300a.serving import preset as presets
@@ -142,6 +143,10 @@ def decide(name: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> 
     model = served_model.read(Path(str(given["model_path"])))
     tp, ep = int(given.get("tp_size", 1)), int(given.get("ep_size", 1))
     served_model.check_parallel(model, tp, ep)
+    layout_id = expert_layout(model, tp, ep)
+    allowed_rung = settings.allowed_rung() if target == "gfx942" else "torch"
+    if target == "gfx942" and allowed_rung == "hip":
+        _check_code_object(model, tp, ep, layout_id)
 
     lines = chosen.on(target)
     wanted = {k: line for k, line in lines.items() if not line.is_environment}
@@ -181,9 +186,46 @@ def decide(name: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> 
         state_slots=int(merged["max_mamba_cache_size"]),
         max_running_requests=int(merged["max_running_requests"]),
         load_options=dataclasses.asdict(options),
+        expert_layout=layout_id,
+        allowed_rung=allowed_rung,
+        shared_expert=settings.shared_expert(),
         run_dir="",
     )
     return Decision(record, fields, environment, model)
+
+
+def expert_layout(model: served_model.ServedModel, tp: int, ep: int) -> str:
+    """Return the id of the layout in which a model's experts will lie in memory.
+
+    Raises:
+        UserError: The artifact's is not known to this version.
+    """
+    if model.artifact_layout is not None:
+        return layouts.named(model.artifact_layout, where=str(model.path)).id
+    hidden, inner = _expert_sizes(model, tp, ep)
+    return layouts.default_for(hidden, inner).id
+
+
+def _expert_sizes(model: served_model.ServedModel, tp: int, ep: int) -> tuple[int, int]:
+    """Return the hidden size, and the neurons of an expert on a rank."""
+    return model.text["hidden_size"], model.text["moe_intermediate_size"] * ep // tp
+
+
+def _check_code_object(model: served_model.ServedModel, tp: int, ep: int, layout_id: str) -> None:
+    """Refuse before any rank starts what no rank's code object could run."""
+    from sglang_mi300a.moe import ladder
+    from sglang_mi300a.moe.kernels import fit
+
+    hidden, inner = _expert_sizes(model, tp, ep)
+    reason = fit.misfit(
+        num_experts=model.text["num_experts"] // ep,
+        hidden=hidden,
+        inner=inner,
+        top_k=model.text["num_experts_per_tok"],
+        layout=layout_id,
+    )
+    if reason is not None:
+        raise ladder.refusal("gfx942", [ladder.Tried("hip", reason)], "hip")
 
 
 def _extra_config(text: Any) -> dict[str, Any]:

@@ -41,6 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ep-size", type=int, default=None, metavar="N",
         help="expert-parallel ranks (default: the artifact's, else 1)",
     )  # fmt: skip
+    parser.add_argument(
+        "--allow-rung", choices=("triton", "torch"), default=None,
+        help="on gfx942: serve although the compiled expert kernels cannot be used, on this slower "
+        "rung at the lowest (default: refuse to start)",
+    )  # fmt: skip
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=30000, help="port to listen on")
     parser.add_argument(
@@ -73,6 +78,8 @@ def compose(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     check_versions()
     model = served_model.read(args.model)
     environment = {}
+    if args.allow_rung is not None:
+        environment[settings.ALLOW_RUNG] = args.allow_rung
     on_cpu = not device.accelerators()
     if on_cpu:
         environment["PYTHONPATH"] = settings.python_path_with(recipe.standins_path())

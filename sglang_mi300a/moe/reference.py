@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
+import numpy as np
 import torch
 
 from sglang_mi300a import mxfp4
@@ -19,10 +20,13 @@ from sglang_mi300a import mxfp4
 @lru_cache(maxsize=8)
 def _tables(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (byte -> its two element values, scale byte -> value) on ``device``."""
-    elements = torch.from_numpy(mxfp4.element_values())
-    byte = torch.arange(256)
-    pairs = torch.stack([elements[byte & 0xF], elements[byte >> 4]], dim=1)
-    return pairs.to(device), torch.from_numpy(mxfp4.scale_values()).to(device)
+    # By numpy: SGLang builds models with another default device and dtype of torch.
+    elements, byte = mxfp4.element_values(), np.arange(256)
+    pairs = np.stack([elements[byte & 0xF], elements[byte >> 4]], axis=1)
+    return (
+        torch.from_numpy(pairs).to(device),
+        torch.from_numpy(mxfp4.scale_values()).to(device),
+    )
 
 
 def dequantise(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -113,13 +117,13 @@ def routed_sum(
         raise ValueError(f"expert id {int(used[-1])} of {num_experts} local experts")
     x = hidden.float()
     weights = topk_weights.float()
-    slots = torch.zeros(num_tokens, top_k, hidden.shape[1], device=hidden.device)
+    slots = x.new_zeros(num_tokens, top_k, hidden.shape[1])
     for expert in used[used >= 0].tolist():
         token, slot = (ids == expert).nonzero(as_tuple=True)
         gate, up = (x[token] @ w13(expert).T).chunk(2, dim=1)
         inner = (torch.nn.functional.silu(gate) * up).to(intermediate_dtype).float()
         slots[token, slot] = (inner @ w2(expert).T) * weights[token, slot].unsqueeze(1)
-    total = torch.zeros(num_tokens, hidden.shape[1], device=hidden.device)
+    total = x.new_zeros(num_tokens, hidden.shape[1])
     for slot_index in range(top_k):
         total = total + slots[:, slot_index]
     return total.to(hidden.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,11 +11,17 @@ from sglang.srt.layers.moe.token_dispatcher import StandardCombineInput
 from sglang.srt.layers.quantization.quark.quark import QuarkConfig
 from sglang.srt.layers.quantization.quark.schemes import QuarkMoEScheme
 from sglang.srt.layers.quantization.quark.schemes.quark_w4a4_mxfp4_moe import QuarkW4A4MXFp4MoE
+from sglang.srt.runtime_context import get_server_args
+from sglang.srt.utils import set_weight_attrs
 
-from sglang_mi300a import mxfp4, settings
+from sglang_mi300a import boot_report, mxfp4, settings
+from sglang_mi300a import layout as layouts
 from sglang_mi300a.errors import UserError
 from sglang_mi300a.hooking import reached
-from sglang_mi300a.moe.reference import expert_layer
+from sglang_mi300a.moe import ladder
+from sglang_mi300a.moe.kernels import fit
+from sglang_mi300a.moe.rungs import Experts, ExpertSizes, Rung
+from sglang_mi300a.stream_layout import RECORD_BYTES, SCALE_BYTES
 
 
 class MI300AQuarkConfig(QuarkConfig):
@@ -35,42 +42,70 @@ class MI300AQuarkConfig(QuarkConfig):
 
 
 class FusedMxfp4MoE(QuarkW4A4MXFp4MoE):
-    """MXFP4 weights with activations in the model's own dtype (W4A16).
+    """MXFP4 weights with activations in the model's own dtype (W4A16), on this process's rung.
 
-    Parameters keep stock's names, shapes and loader attributes. Stock's own steps after loading
-    (scale shuffle, weight shuffle, float4 views) are for AITER's gfx950 kernels and are not run.
+    In the plain layout the parameters keep stock's names, shapes and loader attributes; in the
+    kernels' layout they are ``w13_stream`` and ``w2_stream`` and nothing beside them. Stock's own
+    steps after loading (scale shuffle, weight shuffle, float4 views) are for AITER's gfx950 kernels
+    and are not run.
+
+    Attributes:
+        layer_name: Prefix of the layer.
+        sizes: Of the layer; None until its parameters are made.
+        rung: What it runs on.
+        prepared: What the rung made of the weights; None until they are loaded.
     """
 
     def __init__(self, *args: Any, layer_name: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.layer_name = layer_name
-        record = settings.resolved()
-        rounded = record is not None and record.moe_intermediate == "bfloat16"
-        self.intermediate_dtype = torch.bfloat16 if rounded else torch.float32
+        self.sizes: ExpertSizes | None = None
+        self.rung: Rung | None = None
+        self.prepared: Any = None
 
-    def create_weights(self, layer: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
-        """Create stock's parameters and check that none was padded for another kernel."""
-        super().create_weights(layer, *args, **kwargs)
-        inter = kwargs["intermediate_size_per_partition"]
-        hidden = kwargs["hidden_size"]
-        _expect(layer, self.layer_name, "w13_weight", (2 * inter, hidden // 2))
-        _expect(layer, self.layer_name, "w13_weight_scale", (2 * inter, hidden // mxfp4.BLOCK))
-        _expect(layer, self.layer_name, "w2_weight", (hidden, inter // 2))
-        _expect(layer, self.layer_name, "w2_weight_scale", (hidden, inter // mxfp4.BLOCK))
+    def create_weights(
+        self,
+        layer: Any,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: torch.dtype,
+        **attributes: Any,
+    ) -> None:
+        """Choose the process's rung if none is yet, and create the parameters."""
+        self.sizes = ExpertSizes(
+            num_experts=num_experts,
+            hidden=hidden_size,
+            inner=intermediate_size_per_partition,
+            top_k=layer.top_k,
+            layout=_decided().expert_layout,
+            activations=params_dtype,
+        )
+        self.rung = process_rung(self.sizes, torch.get_default_device())
+        if self.sizes.layout == layouts.PLAIN.id:
+            super().create_weights(
+                layer=layer,
+                num_experts=num_experts,
+                hidden_size=hidden_size,
+                intermediate_size_per_partition=intermediate_size_per_partition,
+                params_dtype=params_dtype,
+                **attributes,
+            )
+        else:
+            _register_streams(layer, self.sizes, attributes)
+        for name, shape in _plain_or_stream(self.sizes).items():
+            _expect(layer, self.layer_name, name, shape)
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        """Refuse NaN scales; change nothing (may run more than once)."""
-        for name in ("w13_weight_scale", "w2_weight_scale"):
-            bad = getattr(layer, name).data == mxfp4.SCALE_NAN
-            if bad.any():
-                expert, row, block = bad.nonzero()[0].tolist()
-                raise UserError(
-                    f"{self.layer_name}.{name}",
-                    found=f"scale 0xFF (NaN) at expert {expert}, row {row}, block {block}; "
-                    f"{int(bad.sum())} in all",
-                    allowed="E8M0 scales 0x00 to 0xFE",
-                    do="fetch the checkpoint again, or `sglang-mi300a artifact verify`",
-                )
+        """Refuse NaN scales and global expert ids; hand the weights to the rung, once."""
+        if self.prepared is not None:
+            return
+        assert self.sizes is not None
+        assert self.rung is not None
+        _check_local_ids(layer, self.layer_name)
+        tensors = {name: getattr(layer, name).data for name in _plain_or_stream(self.sizes)}
+        _check_scales(self.layer_name, tensors)
+        self.prepared = self.rung.prepare(Experts(self.layer_name, self.sizes, tensors))
 
     def create_moe_runner(self, layer: torch.nn.Module, moe_runner_config: MoeRunnerConfig) -> None:
         """Keep the configuration; refuse what our expert layer does not compute."""
@@ -100,35 +135,114 @@ class FusedMxfp4MoE(QuarkW4A4MXFp4MoE):
         """Return the routed experts' sum for the dispatched tokens."""
         reached("moe.quark")
         reached("moe.quark_mxfp4")
-        dispatcher: Any = layer.dispatcher
-        if dispatcher.moe_ep_size > 1 and dispatcher.use_aiter_moe_runner:
-            raise UserError(
-                self.layer_name,
-                found="global expert ids (AITER runner) with expert parallelism",
-                allowed="local expert ids",
-                do="pass --moe-runner-backend triton (the presets do)",
-            )
-        topk = dispatch_output.topk_output
-        out = expert_layer(
-            dispatch_output.hidden_states,
-            layer.w13_weight.data,
-            layer.w13_weight_scale.data,
-            layer.w2_weight.data,
-            layer.w2_weight_scale.data,
-            topk.topk_ids,
-            topk.topk_weights,
-            intermediate_dtype=self.intermediate_dtype,
-        )
-        return StandardCombineInput(hidden_states=out)
+        assert self.rung is not None
+        return StandardCombineInput(_applied(self.rung, self.prepared, dispatch_output))
 
 
-def _expect(layer: torch.nn.Module, where: str, name: str, rows: tuple[int, int]) -> None:
+def _applied(rung: Rung, prepared: Any, dispatch_output: Any) -> torch.Tensor:
+    topk = dispatch_output.topk_output
+    return rung.apply(
+        prepared,
+        dispatch_output.hidden_states.contiguous(),
+        topk.topk_ids.to(torch.int32).contiguous(),
+        topk.topk_weights.to(torch.float32).contiguous(),
+    )
+
+
+def process_rung(sizes: ExpertSizes, device: torch.device) -> Rung:
+    """Return the rung of this process, chosen with its first expert layer and reported.
+
+    Raises:
+        UserError: None that the launcher's decision allows can run.
+    """
+    decided = _decided()
+    choice = ladder.of_process(
+        decided.device,
+        device,
+        sizes,
+        allowed=decided.allowed_rung,
+        rungs=ladder.makers(_max_tokens(sizes.top_k), getattr(torch, decided.moe_intermediate)),
+    )
+    boot_report.add_fact("experts", choice.report())
+    return choice.rung
+
+
+def _decided() -> settings.Resolved:
+    """Return the launcher's decision; a process that no launcher of ours started is a test's."""
+    return settings.resolved() or settings.Resolved("", "cpu", "", 1, 1, 1, False, 0, 0, 0, "")
+
+
+def _max_tokens(top_k: int) -> int:
+    """Return the tokens of one launch at most: a chunk of a prefill, if the kernels take it."""
+    chunk = int(get_server_args().chunked_prefill_size or 0)
+    most = fit.most_tokens(top_k)
+    return min(chunk, most) if chunk > 0 else most
+
+
+def _plain_or_stream(sizes: ExpertSizes) -> dict[str, tuple[int, ...]]:
+    """Return name and shape of one layer's parameters."""
+    hidden, inner = sizes.hidden, sizes.inner
+    layout = layouts.named(sizes.layout, where="expert layout")
+    shapes = {}
+    for projection, rows, k in (("w13", 2 * inner, hidden), ("w2", hidden, inner)):
+        for tensor in layout.stored(layouts.mxfp4_tensors(projection, rows, k)):
+            shapes[tensor.name] = (sizes.num_experts, *tensor.shape)
+    return shapes
+
+
+def _register_streams(layer: torch.nn.Module, sizes: ExpertSizes, attributes: Any) -> None:
+    for name, shape in _plain_or_stream(sizes).items():
+        stream = torch.nn.Parameter(torch.empty(shape, dtype=torch.uint8), requires_grad=False)
+        layer.register_parameter(name, stream)
+        set_weight_attrs(stream, attributes)
+
+
+def _expect(layer: torch.nn.Module, where: str, name: str, wanted: tuple[int, ...]) -> None:
     shape = tuple(getattr(layer, name).shape)
-    if shape[1:] != rows:
+    if shape != wanted:
         raise UserError(
             f"{where}.{name}",
             found=f"shape {shape}",
-            allowed=f"[experts, {rows[0]}, {rows[1]}] (no padding)",
+            allowed=f"{wanted} (no padding)",
             do="use a torch with float4_e2m1fn_x2 or unset SGLANG_USE_AITER; choose a TP size that "
             "keeps whole 128-byte rows",
         )
+
+
+def _check_local_ids(layer: Any, where: str) -> None:
+    dispatcher = layer.dispatcher
+    if dispatcher.moe_ep_size > 1 and (
+        dispatcher.use_aiter_moe_runner or dispatcher.skip_local_expert_mapping
+    ):
+        raise UserError(
+            where,
+            found="global expert ids with expert parallelism",
+            allowed="local expert ids",
+            do="pass --moe-runner-backend triton (the presets do)",
+        )
+
+
+def _check_scales(where: str, tensors: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if name.endswith("_weight"):
+            continue
+        is_stream = name.endswith("_stream")
+        for expert, stored in enumerate(tensor):
+            scales = stored.view(-1, RECORD_BYTES)[:, :SCALE_BYTES] if is_stream else stored
+            bad = scales == mxfp4.SCALE_NAN
+            if bad.any():
+                row, column = bad.nonzero()[0].tolist()
+                place = (
+                    f"record {row}, byte {column}" if is_stream else f"row {row}, block {column}"
+                )
+                raise UserError(
+                    f"{where}.{name}",
+                    found=f"scale 0xFF (NaN) at expert {expert}, {place}; {int(bad.sum())} in "
+                    "this expert",
+                    allowed="E8M0 scales 0x00 to 0xFE",
+                    do="fetch the checkpoint again, or `sglang-mi300a artifact verify`",
+                )
+
+
+def complete(model: torch.nn.Module, is_draft: bool) -> None:
+    """Finish a loaded model: what takes more than one module."""

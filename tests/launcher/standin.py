@@ -145,7 +145,8 @@ class StandIn:
         self.library.hipGetErrorName.restype = ctypes.c_char_p
         self.launches: list[Launch] = []
         self.faults: list[Exception] = []
-        self._sizes: dict[int, tuple[int, bool]] = {}  # bytes and writable, by first address
+        # Bytes and writable, by kernel and first address: a graph replays what was noted once.
+        self._sizes: dict[tuple[str, int], tuple[int, bool]] = {}
         self._callback = _Execute(self._run)
         self._execute: Callable[[Launch], None] | None = None
 
@@ -246,11 +247,13 @@ class StandIn:
 
     def note_buffers(self, kernel: kernels.Kernel, arguments: Sequence[object]) -> None:
         """Note the size of each tensor of a launch: an address alone does not say it."""
-        here: dict[int, tuple[int, bool]] = {}
+        name = kernel.signature.kernel
+        here: dict[tuple[str, int], tuple[int, bool]] = {}
         for declared, given in zip(kernel.signature.arguments, arguments, strict=True):
             if isinstance(given, torch.Tensor):
-                size, writable = here.get(given.data_ptr(), (0, False))
-                here[given.data_ptr()] = (max(size, given.nbytes), writable or declared.written)
+                key = name, given.data_ptr()
+                size, writable = here.get(key, (0, False))
+                here[key] = (max(size, given.nbytes), writable or declared.written)
         self._sizes.update(here)
 
     def _run(self, pointer) -> int:
@@ -284,7 +287,7 @@ class StandIn:
             launch.grid,
             launch.block,
             [
-                self._pointer(int.from_bytes(value, "little"))
+                self._pointer(launch.kernel, int.from_bytes(value, "little"))
                 if one.kind == "global_buffer"
                 else value
                 for one, value in zip(explicit, values, strict=True)
@@ -292,10 +295,10 @@ class StandIn:
             dynamic_lds_bytes=launch.dynamic_lds_bytes,
         )
 
-    def _pointer(self, address: int) -> Pointer | None:
+    def _pointer(self, kernel: str, address: int) -> Pointer | None:
         if address == 0:
             return None
-        num_bytes, is_writable = self._sizes[address]
+        num_bytes, is_writable = self._sizes[kernel, address]
         memory = (ctypes.c_uint8 * num_bytes).from_address(address)
         array = np.frombuffer(memory, np.uint8)
         array.flags.writeable = is_writable

@@ -24,6 +24,9 @@ _RESTRIPE_PER_CU = 8
 _ACTIVATIONS_BY_WORKGROUP = catalogue.SORT_THREADS * _VALUES_BY_LANE
 _MOST_UINT32 = 2**32 - 1
 
+MOST_PAIRS = work_split.MAX_PAIRS - 1
+"""(token, slot) pairs of one launch, at most."""
+
 _BF16_32NDS = 64
 _MXFP4_32NDS = 17
 """Stream bytes a weight, in 32nds."""
@@ -208,7 +211,7 @@ def check(layer: Layer) -> None:
     Raises:
         ValueError: They cannot; the message says which size and what is allowed.
     """
-    _at_most("pairs (tokens * top_k)", layer.num_pairs, work_split.MAX_PAIRS - 1)
+    _at_most("pairs (tokens * top_k)", layer.num_pairs, MOST_PAIRS)
     _at_most("local experts", layer.num_experts, work_split.MAX_EXPERTS)
     if layer.num_tokens < 1:
         raise ValueError("no tokens: nothing to launch")
