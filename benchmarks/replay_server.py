@@ -39,13 +39,15 @@ from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
 from sglang.srt.mem_cache.registry import (
     TreeCacheBuildContext,
     create_tree_cache,
+    get_radix_cache_factory,
+    register_radix_cache_backend,
 )
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.runtime_context import get_context
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-from sglang_mi300a.pools.stock import place_snapshot_with_margin, register_turn_tail
+from sglang_mi300a.pools.stock import make_turn_tail_cache, place_snapshot_with_margin
 from sglang_mi300a.pools.turn_tail.refusals import BACKEND
 from sglang_mi300a.pools.workload import GRID_TOKENS
 
@@ -197,7 +199,8 @@ class Server:
         self.kv = PagedAllocator(
             setup.kv_tokens, PAGE_TOKENS, torch.bfloat16, "cpu", kvcache=None, need_sort=False
         )
-        register_turn_tail()
+        if get_radix_cache_factory(BACKEND) is None:
+            register_radix_cache_backend(BACKEND, make_turn_tail_cache)
         self.build_context = TreeCacheBuildContext(
             server_args=args,
             params=CacheInitParams(

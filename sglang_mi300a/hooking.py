@@ -90,12 +90,15 @@ class Registration(Seam):
     Attributes:
         key: The registry key.
         declared_in: Dotted path of the literal that names the key, if it is not the target itself.
+        written_by: Dotted path of SGLang's function that writes new entries, called with key and
+            value; "" where the key is one of SGLang's own and is written over.
         value: Dotted path ``module:attribute`` of what is registered, imported when installed.
     """
 
     key: str
     value: str
     declared_in: str = ""
+    written_by: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +214,11 @@ def register(seams: Iterable[AnySeam], registry: Registry, kinds: Any) -> None:
             entry.counted = _counted(seam.name, body)
             registry.register(seam.target, entry.counted, kinds(seam.kind))
         elif isinstance(seam, Registration):
-            pkgutil.resolve_name(seam.target)[seam.key] = resolve(seam.value)
+            value = resolve(seam.value)
+            if seam.written_by:
+                pkgutil.resolve_name(seam.written_by)(seam.key, value)
+            else:
+                pkgutil.resolve_name(seam.target)[seam.key] = value
 
 
 def applies(seam: AnySeam, *, role: Role, device: str, with_draft: bool) -> bool:
@@ -227,7 +234,7 @@ def judge(seam: AnySeam, tree: hook_fit.SourceTree, pins: hook_fit.Pins) -> hook
     """Return whether a seam's target in ``tree`` is the one that was pinned."""
     needs = seam.needs if isinstance(seam, Hook) else ()
     fit = hook_fit.judge(seam.target, tree, pins, needs=needs)
-    if fit.fits and isinstance(seam, Registration):
+    if fit.fits and isinstance(seam, Registration) and not seam.written_by:
         return hook_fit.judge_key(seam.declared_in or seam.target, seam.key, tree)
     return fit
 

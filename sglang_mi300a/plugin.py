@@ -68,12 +68,14 @@ def installed_sglang() -> hook_fit.DirectoryTree:
 def _activate_launcher() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    from sglang_mi300a.cpu_engine.hooks import LAUNCHER_HOOKS
     from sglang_mi300a.serving.hooks import HOOKS
 
     settings.withdraw()  # a decision inherited from elsewhere is not ours
-    # These three only add and read a flag. They are judged when a preset is asked for, so that a
-    # machine that is not ours pays nothing.
-    hooking.register(HOOKS, HookRegistry, HookType)
+    # These only add and read a flag. They are judged when a preset is asked for, so that a machine
+    # that is not ours pays nothing.
+    on_cpu = LAUNCHER_HOOKS if settings.cpu_engine_asked() else ()
+    hooking.register((*HOOKS, *on_cpu), HookRegistry, HookType)
 
 
 def _activate_rank(record: settings.Resolved) -> None:

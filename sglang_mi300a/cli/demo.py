@@ -24,7 +24,11 @@ from sglang_mi300a.errors import EXIT_JUDGED_AGAINST, EXIT_OK, UserError
 NUM_TOKENS = 24
 TP = 2
 QUESTIONS = (
-    "Which memory do the processor and the accelerator share?",
+    # Long enough for the prefix cache: it keeps states at multiples of 64 tokens.
+    "An accelerated processing unit has processor cores and an accelerator in one package, and one "
+    "memory that belongs to both of them. Nothing has to be copied from the one to the other, and "
+    "whatever the one takes, the other lacks. Which memory do the processor and the accelerator "
+    "share?",
     "And how many of them are in one node?",
     "Say it again, shorter.",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class CudaMeansCpu(TorchFunctionMode):
-    """Within it, tensors asked for with ``device="cuda"`` are made in host memory."""
+    """Within it, tensors with ``device="cuda"``, or pinned for it, are made as plain host ones."""
 
     def __torch_function__(
         self,
@@ -24,7 +25,24 @@ class CudaMeansCpu(TorchFunctionMode):
         asked = dict(kwargs or {})
         if asked.get("device") == "cuda":
             asked["device"] = "cpu"
+        asked.pop("pin_memory", None)
         return func(*args, **asked)
+
+
+@contextmanager
+def states_between_chunks(check: Callable[..., Any]) -> Iterator[None]:
+    """Within it, a check of SGLang's finds a device whose kernels give states between chunks out.
+
+    Args:
+        check: The function; of the devices it asks for in its module, one says yes.
+    """
+    module = inspect.unwrap(check).__globals__
+    original = module["is_musa"]
+    module["is_musa"] = lambda: True
+    try:
+        yield
+    finally:
+        module["is_musa"] = original
 
 
 @contextmanager

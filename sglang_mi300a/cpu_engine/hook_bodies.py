@@ -8,7 +8,12 @@ from typing import Any
 
 import torch
 
-from sglang_mi300a.cpu_engine.device_redirect import CudaMeansCpu, nothing_to_wait_for
+from sglang_mi300a import settings
+from sglang_mi300a.cpu_engine.device_redirect import (
+    CudaMeansCpu,
+    nothing_to_wait_for,
+    states_between_chunks,
+)
 from sglang_mi300a.cpu_engine.operators.experts import local_experts
 
 
@@ -23,10 +28,26 @@ def gated_norm(self: Any, x: torch.Tensor, z: torch.Tensor | None = None) -> tor
     return normed
 
 
+def allow_extra_buffer(
+    original: Callable[..., None], self: Any, view: Any, model_arch: str
+) -> None:
+    """Run stock's checks of the extra buffer, all but that for an accelerator, under a preset."""
+    if settings.resolved() is None:
+        return original(self, view, model_arch)
+    with states_between_chunks(original):
+        return original(self, view, model_arch)
+
+
 def state_pool_on_cpu(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
     """Build the state pool with its verification scratch in host memory."""
     with CudaMeansCpu():
         original(self, *args, **kwargs)
+
+
+def snapshot_lines_on_cpu(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    """Name the lines of the next snapshots without pinning memory for an accelerator."""
+    with CudaMeansCpu():
+        original(*args, **kwargs)
 
 
 def extend_with_planned_lengths(

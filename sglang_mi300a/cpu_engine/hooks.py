@@ -13,7 +13,26 @@ _BODIES = "sglang_mi300a.cpu_engine.hook_bodies"
 _OPERATORS = "sglang_mi300a.cpu_engine.operators"
 _AMX = "sglang.srt.layers.attention.intel_amx_backend"
 
+LAUNCHER_HOOKS: tuple[AnySeam, ...] = (
+    Hook(
+        name="cpu_engine.extra_buffer",
+        target="sglang.srt.server_args.ServerArgs._validate_mamba_extra_buffer",
+        kind="around",
+        call=f"{_BODIES}:allow_extra_buffer",
+        needs=("self", "view", "model_arch"),
+        roles=("launcher",),
+        device="cpu",
+        required=False,  # without it stock refuses by itself
+        reached_by="start",
+        why="stock lets requests keep states to take snapshots in (extra_buffer) only where its "
+        "kernels give out the states between chunks; the operators here do too, and the presets' "
+        "prefix cache needs it",
+        remove_when="SGLang's CPU operators give out the states between chunks",
+    ),
+)
+
 HOOKS: tuple[AnySeam, ...] = (
+    *LAUNCHER_HOOKS,
     Hook(
         name="cpu_engine.gated_norm",
         target="sglang.kernels.ops.attention.fla.layernorm_gated.RMSNorm.forward",
@@ -145,6 +164,45 @@ HOOKS: tuple[AnySeam, ...] = (
         why="stock waits for the accelerator after giving the draft the target's embedding and "
         "head, which fails where there is none",
         remove_when="SGLang does not call torch.cuda.synchronize() there on a CPU",
+    ),
+    Hook(
+        name="cpu_engine.snapshot_lines",
+        target="sglang.srt.managers.schedule_batch.set_mamba_track_indices_from_reqs",
+        kind="around",
+        call=f"{_BODIES}:snapshot_lines_on_cpu",
+        callers=("sglang.srt.speculative.spec_utils.set_mamba_track_indices_from_reqs",),
+        device="cpu",
+        # Called only where requests keep states to take snapshots in; stock then stops by itself,
+        # as there is no pinned memory.
+        required=False,
+        reached_by="decode",
+        why="stock pins the list of lines for an accelerator, which fails where there is none",
+        remove_when="SGLang does not pin that list on a CPU",
+    ),
+    Hook(
+        name="cpu_engine.snapshot_states",
+        target="sglang.kernels.ops.mamba.mamba_state_scatter_triton.track_mamba_states_all_layers",
+        kind="replace",
+        call=f"{_OPERATORS}.snapshots:copy_tracked_states",
+        needs=(
+            "conv_states_pool",
+            "ssm_states_pool",
+            "cache_indices",
+            "mamba_track_mask",
+            "mamba_track_indices",
+            "batch_size",
+            "check_freed_slots",
+        ),
+        callers=(
+            "sglang.srt.layers.attention.hybrid_linear_attn_backend.track_mamba_states_all_layers",
+        ),
+        device="cpu",
+        # Called only where requests keep states to take snapshots in and nothing is drafted; stock
+        # then stops by itself, as Triton has no CPU driver.
+        required=False,
+        reached_by="decode",
+        why="stock copies the states of decoded tokens to the prefix cache with a Triton kernel",
+        remove_when="SGLang copies these states in torch on a CPU",
     ),
     Reliance(
         name="cpu_engine.extend_metadata",

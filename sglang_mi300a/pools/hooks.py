@@ -7,6 +7,7 @@ from typing import Any
 from sglang_mi300a import settings
 from sglang_mi300a.hooking import AnySeam, Hook, Reliance
 from sglang_mi300a.pools.fixed_sizes import ENDLESS_BYTES, ENDLESS_GIB, check_sizes
+from sglang_mi300a.pools.turn_tail.seams import SEAMS as TURN_TAIL_SEAMS
 
 _CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
 
@@ -58,4 +59,5 @@ HOOKS: tuple[AnySeam, ...] = (
         why="it turns the byte budget back into tokens",
         remove_when="SGLang takes exact pool sizes",
     ),
+    *TURN_TAIL_SEAMS,
 )

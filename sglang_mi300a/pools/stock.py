@@ -11,11 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from sglang.srt.environ import envs
-from sglang.srt.mem_cache.registry import (
-    default_radix_cache_factory,
-    get_radix_cache_factory,
-    register_radix_cache_backend,
-)
+from sglang.srt.mem_cache.registry import default_radix_cache_factory
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.components.mamba_component import MambaComponent
 from sglang.srt.mem_cache.unified_cache.components.tree_component import (
@@ -24,6 +20,7 @@ from sglang.srt.mem_cache.unified_cache.components.tree_component import (
 )
 from sglang.srt.runtime_context import mamba_checkpoint_grid
 
+from sglang_mi300a.hooking import reached
 from sglang_mi300a.pools.turn_tail.policy import (
     MARGIN_TOKENS,
     Ledger,
@@ -31,16 +28,7 @@ from sglang_mi300a.pools.turn_tail.policy import (
     continued,
     with_margin,
 )
-from sglang_mi300a.pools.turn_tail.refusals import BACKEND, Setup, refuse_what_is_unsupported
-
-
-def register_turn_tail(ctx: Any = None) -> None:
-    """Make ``--radix-cache-backend gdn-turntail`` known to SGLang in this process, once.
-
-    The body of a hook before ``create_tree_cache``, whose argument it does not need.
-    """
-    if get_radix_cache_factory(BACKEND) is None:
-        register_radix_cache_backend(BACKEND, make_turn_tail_cache)
+from sglang_mi300a.pools.turn_tail.refusals import Setup, refuse_what_is_unsupported
 
 
 def make_turn_tail_cache(ctx: Any) -> Any:
@@ -52,6 +40,7 @@ def make_turn_tail_cache(ctx: Any) -> Any:
     Raises:
         UserError: The server is set up with something TurnTail does not support.
     """
+    reached("pools.turn_tail")
     args, params = ctx.server_args, ctx.params
     refuse_what_is_unsupported(
         Setup(

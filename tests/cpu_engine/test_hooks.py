@@ -28,10 +28,11 @@ def test_names_are_the_room_s_and_unique() -> None:
     assert all(name.startswith("cpu_engine.") for name in BY_NAME)
 
 
-def test_nothing_is_installed_on_another_device_or_in_the_launcher() -> None:
+def test_nothing_is_installed_on_another_device_and_only_a_check_in_the_launcher() -> None:
     for seam in HOOKS:
         assert seam.device == "cpu"
-        assert seam.roles == ("rank",)
+        in_launcher = seam.name == "cpu_engine.extra_buffer"
+        assert seam.roles == (("launcher",) if in_launcher else ("rank",))
         assert not hooking.applies(seam, role="rank", device="gfx942", with_draft=True)
 
 
@@ -46,6 +47,8 @@ def test_without_drafts_only_what_every_server_reaches_is_installed() -> None:
         "cpu_engine.shared_expert_gate",
         "cpu_engine.quark_float32",
         "cpu_engine.foreign_experts",
+        "cpu_engine.snapshot_lines",
+        "cpu_engine.snapshot_states",
     }
 
 
@@ -78,6 +81,9 @@ def test_only_what_stops_or_is_harmless_by_itself_is_optional() -> None:
         "cpu_engine.foreign_experts",  # stock fails on the first id below 0
         "cpu_engine.draft_lengths",  # drafts are verified
         "cpu_engine.draft_metadata",
+        "cpu_engine.extra_buffer",  # stock refuses it itself
+        "cpu_engine.snapshot_lines",  # stock fails to pin memory
+        "cpu_engine.snapshot_states",  # stock fails to launch its kernel
     }
 
 

@@ -27,7 +27,7 @@ def test_every_greedy_token_is_that_of_transformers(served):
 @on(*EVERY_SERVER)
 def test_a_second_turn_hits_the_prefix_cache_and_its_tokens_are_still_right(served):
     server, oracle = served
-    first = oracle.prompt(QUESTIONS[0])
+    first = oracle.prompt(QUESTIONS[0] * 10)  # states are kept at multiples of 64 tokens
     server.complete(first, NUM_TOKENS)
     second = (*first, *oracle.tokens(first), *oracle.prompt("Go on."))
     completion = server.complete(second, NUM_TOKENS)

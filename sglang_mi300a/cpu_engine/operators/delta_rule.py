@@ -34,8 +34,8 @@ def chunk_gated_delta_rule_cpu(
     head_first: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
     scale: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Return outputs and last states of several sequences, and store the states.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return outputs, last states and states between chunks of several sequences; store the last.
 
     Args:
         q: ``[1, tokens, qk_heads, d_k]``, sequence after sequence.
@@ -52,8 +52,9 @@ def chunk_gated_delta_rule_cpu(
 
     Returns:
         ``[1, tokens, v_heads, d_v]`` in the dtype of ``q``; last states
-        ``[batch, v_heads, d_v, d_k]`` float32; None, where other implementations return states at
-        chunk boundaries.
+        ``[batch, v_heads, d_v, d_k]`` float32; the state at the start of every chunk, in sequence
+        order, ``[1, chunks, v_heads, d_v, d_k]`` float32, which the prefix cache takes snapshots
+        from.
     """
     if head_first:
         raise NotImplementedError("sgl_kernel stand-in: chunk_gated_delta_rule_cpu, head_first")
@@ -64,11 +65,13 @@ def chunk_gated_delta_rule_cpu(
     batch = len(bounds) - 1
     lines = list(range(batch)) if initial_state_indices is None else initial_state_indices.tolist()
     last_states = initial_state.new_zeros((batch, *initial_state.shape[1:]), dtype=torch.float32)
+    at_chunks: list[torch.Tensor] = []
     for i, (first, last) in enumerate(pairwise(bounds)):
         if lines[i] >= 0:
             last_states[i] = initial_state[lines[i]].float()
         for at in range(first, last, CHUNK_TOKENS):
             chunk = slice(at, min(at + CHUNK_TOKENS, last))
+            at_chunks.append(last_states[i].clone())
             out[chunk], last_states[i] = _chunk(
                 queries[chunk],
                 keys[chunk],
@@ -79,7 +82,8 @@ def chunk_gated_delta_rule_cpu(
             )
         if lines[i] >= 0:
             initial_state[lines[i]] = last_states[i].to(initial_state.dtype)
-    return out.unsqueeze(0).to(q.dtype), last_states, None
+    between = torch.stack(at_chunks) if at_chunks else last_states[:0]
+    return out.unsqueeze(0).to(q.dtype), last_states, between.unsqueeze(0)
 
 
 def _chunk(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_mi300a.hooking import AnySeam, Hook, Reliance
+from sglang_mi300a.hooking import AnySeam, Hook, Registration, Reliance
 from sglang_mi300a.pools.turn_tail.refusals import BACKEND
 
 _STOCK = "sglang_mi300a.pools.stock"
@@ -24,18 +24,21 @@ def _relies(name: str, target: str, why: str) -> Reliance:
 
 
 SEAMS: tuple[AnySeam, ...] = (
-    Hook(
+    Registration(
         name="pools.turn_tail",
-        target="sglang.srt.mem_cache.registry.create_tree_cache",
-        kind="before",
-        call=f"{_STOCK}:register_turn_tail",
-        needs=("ctx",),
-        callers=("sglang.srt.mem_cache.kv_cache_builder.create_tree_cache",),
+        target="sglang.srt.mem_cache.registry._RADIX_CACHE_REGISTRY",
+        key=BACKEND,
+        written_by="sglang.srt.mem_cache.registry.register_radix_cache_backend",
+        value=f"{_STOCK}:make_turn_tail_cache",
+        required=False,  # built where --radix-cache-backend asks for it; else stock refuses
         reached_by="pools",
-        why=f"--radix-cache-backend {BACKEND} names a backend that has to be registered in each "
-        "rank before it is looked up (register_radix_cache_backend); stock evicts the states that "
-        "the next turn needs before those that nothing needs",
+        why="stock evicts the states that the next turn needs before those that nothing needs",
         remove_when=_GONE,
+    ),
+    _relies(
+        "registry",
+        "sglang.srt.mem_cache.registry.register_radix_cache_backend",
+        f"it makes --radix-cache-backend {BACKEND} known",
     ),
     Hook(
         name="pools.turn_tail_margin",

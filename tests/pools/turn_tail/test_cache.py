@@ -486,9 +486,3 @@ def test_every_override_of_turntail_is_among_its_seams(serve):
     assert overridden == {
         seam.target.rsplit(".", 1)[1] for seam in SEAMS if seam.why.startswith("TurnTail overrides")
     }
-
-
-def test_registering_twice_is_registering_once(replay_server):
-    for _ in range(2):
-        replay_server.register_turn_tail()
-    assert factory() is make_cache()

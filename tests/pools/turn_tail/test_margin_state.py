@@ -2,8 +2,7 @@
 
 SGLang's own backend computes the states here: where it copies them from and to (its metadata for
 tracking), its linear-attention layer, and its batch under TurnTail's hook. Its kernels are the CPU
-engine's operators in float32. That operator does not give out the states between chunks, as the
-accelerators' kernels do, so it is called chunk by chunk.
+engine's operators in float32.
 """
 
 from __future__ import annotations
@@ -46,35 +45,6 @@ class Layer:
         self.b = torch.randn(NUM_EMBEDDINGS, HEADS, generator=random_)
 
 
-class Kernels:
-    """The prefill kernel: the CPU engine's, giving out the state at the start of every chunk."""
-
-    extend_uses_state_checkpoints = False
-
-    def extend(
-        self, q: Any, k: Any, v: Any, *, g: Any, beta: Any, ssm_states: Any, cache_indices: Any,
-        query_start_loc: Any, **_: Any,
-    ) -> tuple[Any, None, Any]:  # fmt: skip
-        from sgl_kernel.mamba import chunk_gated_delta_rule_cpu
-
-        outputs, between = [], []
-        bounds = query_start_loc.tolist()
-        for line, first, last in zip(cache_indices.tolist(), bounds, bounds[1:], strict=False):
-            for at in range(first, last, CHUNK):
-                between.append(ssm_states[line].clone())
-                part = slice(at, min(at + CHUNK, last))
-                outputs.append(
-                    chunk_gated_delta_rule_cpu(
-                        *(each[:, part] for each in (q, k, v, g, beta)),
-                        initial_state=ssm_states,
-                        cu_seqlens=torch.tensor([0, part.stop - part.start]),
-                        initial_state_indices=torch.tensor([line]),
-                        use_qk_l2norm_in_kernel=True,
-                    )[0]
-                )
-        return torch.cat(outputs, dim=1), None, torch.stack(between).unsqueeze(0)
-
-
 @pytest.fixture(scope="module")
 def gdn(replay_server):
     return importlib.import_module("sglang.srt.layers.attention.linear.gdn_backend")
@@ -89,7 +59,8 @@ def backend_on(gdn: Any, pool: Any) -> Any:
     backend = object.__new__(gdn.GDNAttnBackend)
     backend.device, backend.topk, backend.req_to_token_pool = "cpu", 1, pool
     backend.conv_states_shape = pool.mamba_pool.mamba_cache.conv[0].shape
-    backend.kernel_dispatcher = Kernels()
+    triton = gdn.LinearAttnKernelBackend.TRITON  # on a CPU: the operators under that name
+    backend.kernel_dispatcher = gdn.GDNKernelDispatcher(triton, triton)
     return backend
 
 
