@@ -113,7 +113,9 @@ def parse(text: str, where: str) -> Table:
         raise _refused(where, f"no JSON ({error})", "JSON") from error
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         schema = data.get("schema") if isinstance(data, dict) else None
-        raise _refused(where, f"schema {schema!r}", f"schema {SCHEMA}")
+        newer = isinstance(schema, int) and schema > SCHEMA
+        do = "upgrade sglang-mi300a; this one is older than the table" if newer else _AGAIN
+        raise _refused(where, f"schema {schema!r}", f"schema {SCHEMA}", do)
     if sorted(data) != sorted(_TOP):
         raise _refused(where, f"entries {sorted(data)}", f"exactly {sorted(_TOP)}")
     device = data["device"]
@@ -190,7 +192,8 @@ def render(table: Table) -> str:
     return "{\n" + "\n".join(lines) + '\n "rows": [\n' + body + "\n ]\n}\n"
 
 
-def _refused(where: Path | str, found: str, allowed: str) -> UserError:
-    return UserError(
-        f"table {where}", found=found, allowed=allowed, do="make it again; nothing of it is used"
-    )
+_AGAIN = "make it again; nothing of it is used"
+
+
+def _refused(where: Path | str, found: str, allowed: str, do: str = _AGAIN) -> UserError:
+    return UserError(f"table {where}", found=found, allowed=allowed, do=do)

@@ -1,0 +1,197 @@
+"""The gemm room's tables: which solution serves ``y[M, N] = x[M, K] @ w[N, K]^T`` in bf16.
+
+A table is one of :mod:`sglang_mi300a.tables` with operation ``gemm_bf16``, key ``n, k, m`` and
+these columns besides:
+
+``choice``
+    ``library`` (rocBLAS, hipBLASLt or AITER) or ``kernel`` (this package's own).
+``solution``
+    Which one: ``Gemm_Rocblas_ID`` or ``Gemm_Hipblaslt_ID`` (TunableOp's names, ids of one library
+    build), ``aiter/LIBTYPE/SOLIDX/SPLITK/NAME``, or ``kernel/VARIANT``.
+``basis, us, stock_us``
+    Where the time comes from, the time, and that of stock's own choice, in microseconds.
+
+``software`` holds TunableOp's five validators verbatim, since ids mean nothing to another build.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_mi300a import tables
+from sglang_mi300a.errors import UserError
+from sglang_mi300a.gemm.shape_grid import Cell
+from sglang_mi300a.tables import Table
+
+OP = "gemm_bf16"
+KEY = ("n", "k", "m")
+COLUMNS = (*KEY, "choice", "solution", "basis", "us", "stock_us")
+CHOICES = ("library", "kernel")
+VALIDATORS = (
+    "PT_VERSION",
+    "ROCM_VERSION",
+    "HIPBLASLT_VERSION",
+    "GCN_ARCH_NAME",
+    "ROCBLAS_VERSION",
+)
+"""The versions that TunableOp compares, as exact strings, before it takes a file."""
+
+AITER_LIBTYPES = ("torch", "hipblaslt", "skinny", "asm", "triton", "flydsl", "opus")
+_TUNABLEOP_SOLUTION = re.compile(r"Default|Gemm_Rocblas_-?\d+|Gemm_Hipblaslt_\d+")
+_AITER_SOLUTION = re.compile(rf"aiter/({'|'.join(AITER_LIBTYPES)})/-?\d+/\d+/[\w.<>, -]*")
+_KERNEL_SOLUTION = re.compile(r"kernel/\w+")
+SOLUTIONS = (
+    "Default, Gemm_Rocblas_ID, Gemm_Hipblaslt_ID, aiter/LIBTYPE/SOLIDX/SPLITK/NAME or "
+    "kernel/VARIANT"
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What serves one cell.
+
+    Attributes:
+        choice: ``library`` or ``kernel``.
+        solution: Its name.
+        basis: ``measured``, ``imported`` or ``model``.
+        us: Its time in microseconds.
+        stock_us: Stock's time, or None where it was not taken.
+    """
+
+    choice: str
+    solution: str
+    basis: str
+    us: float
+    stock_us: float | None
+
+    @property
+    def by_tunableop(self) -> bool:
+        """Whether TunableOp dispatches it."""
+        return _TUNABLEOP_SOLUTION.fullmatch(self.solution) is not None
+
+    @property
+    def by_aiter(self) -> bool:
+        """Whether AITER dispatches it, other than to torch."""
+        return self.solution.startswith("aiter/")
+
+
+def make(
+    rows: Mapping[Cell, Choice],
+    *,
+    device: Mapping[str, Any],
+    validators: Mapping[str, str],
+    made: Mapping[str, Any],
+) -> Table:
+    """Return a table.
+
+    Args:
+        rows: By cell, in any order.
+        device: ``name``, ``arch`` and ``visible_cus``.
+        validators: TunableOp's, by name.
+        made: ``by`` (command), ``date``, ``samples`` and further facts.
+
+    Raises:
+        UserError: A row or the provenance is not as a table needs it.
+    """
+    table = Table(
+        op=OP,
+        device=dict(device),
+        software={name: validators[name] for name in VALIDATORS if name in validators},
+        made=dict(made),
+        key=KEY,
+        columns=COLUMNS,
+        rows={
+            tuple(cell): {
+                **dict(zip(KEY, cell, strict=True)),
+                "choice": choice.choice,
+                "solution": choice.solution,
+                "basis": choice.basis,
+                "us": choice.us,
+                "stock_us": choice.stock_us,
+            }
+            for cell, choice in sorted(rows.items())
+        },
+    )
+    return read(tables.render(table), "the table being made")
+
+
+def read(text: str, where: str) -> Table:
+    """Return the gemm table in a text; ``where`` is named in errors.
+
+    Raises:
+        UserError: It is no gemm table, or a row of it cannot be.
+    """
+    return checked(tables.parse(text, where), where)
+
+
+def checked(table: Table, where: str) -> Table:
+    """Return a table if it is a whole gemm table.
+
+    Raises:
+        UserError: It is another operation's, lacks a version, or a row cannot be.
+    """
+    if (table.op, table.key, table.columns) != (OP, KEY, COLUMNS):
+        raise _refused(
+            where,
+            f"operation {table.op}, columns {', '.join(table.columns)}",
+            f"operation {OP}, columns {', '.join(COLUMNS)}, in this order",
+        )
+    missing = [name for name in VALIDATORS if not table.software.get(name)]
+    if missing:
+        raise _refused(where, f"no {', '.join(missing)} under software", ", ".join(VALIDATORS))
+    if not table.made.get("by") or not table.made.get("date"):
+        raise _refused(where, f"made {dict(table.made)}", "what made it (by) and when (date)")
+    if not table.rows:
+        raise _refused(where, "no rows", "at least one row")
+    for cell, row in table.rows.items():
+        _check_row(row, f"{where}: row {cell}")
+    return table
+
+
+def _check_row(row: Mapping[str, Any], at: str) -> None:
+    sizes = [row[name] for name in KEY]
+    if any(type(size) is not int or size < 1 for size in sizes):
+        raise _refused(at, f"n, k, m = {sizes}", "whole numbers of at least 1")
+    solution = str(row["solution"])
+    pattern = _KERNEL_SOLUTION if row["choice"] == "kernel" else None
+    if row["choice"] not in CHOICES:
+        raise _refused(at, f"choice {row['choice']!r}", " or ".join(CHOICES))
+    known = (pattern,) if pattern else (_TUNABLEOP_SOLUTION, _AITER_SOLUTION)
+    if not any(form.fullmatch(solution) for form in known):
+        raise _refused(at, f"solution {solution!r} for choice {row['choice']}", SOLUTIONS)
+
+
+def choices(table: Table) -> dict[Cell, Choice]:
+    """Return a table's rows by cell."""
+    found = {}
+    for row in table.rows.values():
+        values: dict[str, Any] = dict(row)
+        cell = Cell(*(values.pop(name) for name in KEY))
+        found[cell] = Choice(**values)
+    return found
+
+
+def covered(table: Table, cells: Iterable[Cell]) -> tuple[list[Cell], list[Cell]]:
+    """Return which cells a table has a row for, and which it lacks."""
+    have: list[Cell] = []
+    lack: list[Cell] = []
+    for cell in cells:
+        (have if tuple(cell) in table.rows else lack).append(cell)
+    return have, lack
+
+
+def bucket_rows(table: Table) -> dict[tuple[int, int], list[int]]:
+    """Return the row counts a table holds, ascending, by (N, K)."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for cell in choices(table):
+        found.setdefault((cell.n, cell.k), []).append(cell.m)
+    return found
+
+
+def _refused(where: str, found: str, allowed: str) -> UserError:
+    return UserError(
+        f"table {where}", found=found, allowed=allowed, do="make it again; nothing of it is used"
+    )
