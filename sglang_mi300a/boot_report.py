@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sglang_mi300a.errors import EXIT_BAD_INPUT
 from sglang_mi300a.hooking import Installed, Reliance, installed, is_live
 
 
@@ -43,6 +44,7 @@ class RankReport:
         stage: Last stage reached: ``plugin``, ``load``, ``serving``; or ``refused``.
         seams: State by seam name.
         refusal: Why the rank stopped, or "".
+        exit_code: With which the server ends because of the refusal.
         facts: What rooms add (bytes loaded, rung in use); plain JSON values.
     """
 
@@ -51,6 +53,7 @@ class RankReport:
     stage: str
     seams: dict[str, SeamState] = field(default_factory=dict)
     refusal: str = ""
+    exit_code: int = EXIT_BAD_INPUT
     facts: dict[str, Any] = field(default_factory=dict)
 
 

@@ -9,16 +9,17 @@ rank. It sits in the start-up warm-up request, so nothing of a user's is admitte
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sglang_mi300a import boot_report
 from sglang_mi300a.boot_report import RankReport
+from sglang_mi300a.errors import EXIT_BAD_INPUT, JudgedAgainst, UserError
 from sglang_mi300a.hooking import HookError, Reliance, Stage, installed, other_plugins
-
-AllGather = Callable[[Any], list[Any]]
+from sglang_mi300a.rank_agreement import AllGather
 
 # Which stages must have been reached once a forward of a mode is complete. The names are those of
 # SGLang's ForwardMode.
@@ -41,6 +42,7 @@ class RankGates:
         proofs_wanted: Stages that must be proved before the gate is taken away.
         hooks_by_target: SGLang's own record of who hooks what, to report other plugins.
         facts: What rooms add to this rank's boot report.
+        at_first_byte: What rooms look at when gate 1 is first passed, before any weight is read.
     """
 
     rank: int
@@ -49,12 +51,15 @@ class RankGates:
     proofs_wanted: frozenset[Stage]
     hooks_by_target: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
+    at_first_byte: list[Callable[[], None]] = field(default_factory=list)
     _live: dict[str, tuple[bool, str]] | None = None
     _completed: set[str] = field(default_factory=set)
     _proved: set[Stage] = field(default_factory=set)
     _stage: str = "plugin"
 
-    def report(self, stage: str | None = None, refusal: str = "") -> None:
+    def report(
+        self, stage: str | None = None, refusal: str = "", exit_code: int = EXIT_BAD_INPUT
+    ) -> None:
         """Write this rank's boot report."""
         self._stage = stage or self._stage
         boot_report.write(
@@ -65,9 +70,19 @@ class RankGates:
                 stage=self._stage,
                 seams=boot_report.states(self._live),
                 refusal=refusal,
+                exit_code=exit_code,
                 facts={**boot_report.facts(), **self.facts},
             ),
         )
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Put a refusal that leaves the block into this rank's boot report."""
+        try:
+            yield
+        except (UserError, JudgedAgainst) as error:
+            self.report("refused", str(error), error.exit_code)
+            raise
 
     def before_first_byte(self) -> None:
         """Gate 1: check that every required seam of this rank is live.
@@ -90,6 +105,9 @@ class RankGates:
                 found=f"registered but not live on rank {self.rank}: {'; '.join(dead)}",
                 why="another plugin or an earlier import holds the original",
             )
+        looks, self.at_first_byte = self.at_first_byte, []
+        for look in looks:
+            look()
         self.report("load")
 
     def _others(self, name: str) -> str:
@@ -148,6 +166,21 @@ class RankGates:
         )
         self.report("refused", str(error))
         return error
+
+
+_of_this_process: RankGates | None = None
+
+
+def enter(gates: RankGates) -> None:
+    """Make a rank's gates known to the hooks of its process."""
+    global _of_this_process
+    _of_this_process = gates
+
+
+def of_this_process() -> RankGates:
+    """Return this rank's gates."""
+    assert _of_this_process is not None  # hooks of ranks are installed after `enter`
+    return _of_this_process
 
 
 def _mode_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from sglang_mi300a import gates, hook_fit, hooking, settings
-from sglang_mi300a.errors import UserError
+from sglang_mi300a.errors import JudgedAgainst, UserError
 
 ROOMS_WITH_SEAMS = ("cpu_engine", "moe", "pools", "serving", "weights")
 
@@ -38,7 +38,7 @@ def activate() -> None:
         refuse(error)
 
 
-def refuse(error: UserError) -> NoReturn:
+def refuse(error: UserError | JudgedAgainst) -> NoReturn:
     """Print one line and leave the process so that SGLang cannot swallow it."""
     print(f"sglang-mi300a: refusing to start. {error}", file=sys.stderr, flush=True)
     raise SystemExit(error.exit_code)
@@ -89,6 +89,9 @@ def _activate_rank(record: settings.Resolved) -> None:
         proofs_wanted=gates.proofs_wanted(with_draft=record.with_draft),
         hooks_by_target=HookRegistry._hooks,
     )
+    gates.enter(rank_gates)
+    after_weights = importlib.import_module("sglang_mi300a.pools.after_weights")
+    rank_gates.at_first_byte.append(partial(after_weights.look_before, rank_gates, record))
     try:
         hooking.install(
             all_seams(),

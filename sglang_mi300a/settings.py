@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,13 @@ ALLOW_RUNG = "SGLANG_MI300A_ALLOW_RUNG"
 
 SHARED_EXPERT = "SGLANG_MI300A_SHARED_EXPERT"
 """``apart`` leaves the shared expert to SGLang; default ``together``: in the expert launches."""
+
+MEMORY_CHECK = "SGLANG_MI300A_MEMORY_CHECK"
+"""``refuse`` (the default): a plan that does not fit stops the server; ``warn``: it is said."""
+MEMORY_CHECKS = ("refuse", "warn")
+SIMULATED_NODE = "SGLANG_MI300A_SIMULATED_NODE"
+"""A directory that stands for ``/`` of a recorded node; the CPU engine then takes its memory for
+that of its own accelerators. For tests and rehearsals, refused on an accelerator."""
 
 OFF_VALUES = ("off", "0", "")
 SCHEMA = 1
@@ -59,6 +66,8 @@ class Resolved:
         moe_intermediate: ``"float32"``, or ``"bfloat16"`` to round the expert intermediate as the
             kernels do.
         run_dir: Directory in which ranks leave their boot reports.
+        memory: What each rank may take of its APU, as the ``pools`` room writes it; empty where
+            no accelerator's memory is planned.
         schema: Version of this record.
     """
 
@@ -78,6 +87,7 @@ class Resolved:
     allowed_rung: str = "torch"
     shared_expert: str = "together"
     moe_intermediate: str = "float32"
+    memory: dict[str, Any] = field(default_factory=dict)
     schema: int = SCHEMA
 
     def to_json(self) -> str:
@@ -177,9 +187,37 @@ def set_defaults(environment: Mapping[str, str]) -> dict[str, str]:
     return added
 
 
+def memory_check() -> str:
+    """Return what happens to a plan that does not fit: one of :data:`MEMORY_CHECKS`.
+
+    Raises:
+        UserError: The variable holds something else.
+    """
+    value = os.environ.get(MEMORY_CHECK, MEMORY_CHECKS[0])
+    if value not in MEMORY_CHECKS:
+        raise UserError(
+            f"environment variable {MEMORY_CHECK}",
+            found=repr(value),
+            allowed=" or ".join(MEMORY_CHECKS),
+            do="unset it, or set it to warn to start a server whose plan does not fit",
+        )
+    return value
+
+
+def simulated_node() -> Path | None:
+    """Return the directory that stands for ``/`` of a recorded node; None: this machine is real."""
+    given = os.environ.get(SIMULATED_NODE)
+    return Path(given) if given else None
+
+
 def cpu_engine_asked() -> bool:
     """Return whether SGLang is told to run on its CPU engine."""
     return os.environ.get("SGLANG_USE_CPU_ENGINE", "0") == "1"
+
+
+def given(names: Iterable[str]) -> dict[str, str]:
+    """Return those of the named variables that are set."""
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def get(name: str) -> str | None:

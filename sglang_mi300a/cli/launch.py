@@ -23,8 +23,9 @@ from typing import Any
 
 from sglang_mi300a import boot_report, device, hook_fit, hooking, plugin, served_model, settings
 from sglang_mi300a import layout as layouts
+from sglang_mi300a.cli import plan, serve_memory
 from sglang_mi300a.cpu_engine import recipe
-from sglang_mi300a.errors import EXIT_BAD_INPUT, UserError
+from sglang_mi300a.errors import EXIT_BAD_INPUT, JudgedAgainst, UserError
 from sglang_mi300a.serving import preset as presets
 from sglang_mi300a.supported import check_versions
 from sglang_mi300a.weights.loader_options import FLAG, LoaderOptions
@@ -64,7 +65,7 @@ def apply_preset(server_args: Any) -> None:
             settings.withdraw()
             return
         _apply(server_args, name)
-    except UserError as error:
+    except (UserError, JudgedAgainst) as error:
         plugin.refuse(error)
 
 
@@ -94,12 +95,27 @@ def _apply(server_args: Any, name: str) -> None:
     decision = decide(name, given, fields)
     check_fit()
     check_port(str(fields["host"]), int(fields["port"]))
-    for key, value in decision.fields.items():
+    memory = serve_memory.prepare(
+        decision.model,
+        name,
+        decision.merged,
+        {**decision.environment, **settings.given(plan.ENVIRONMENT_READ)},
+        on_cpu=decision.record.device == "cpu",
+    )
+    for line in memory.said:
+        print(f"sglang-mi300a: {line}", file=sys.stderr)
+    if memory.job is not None:
+        serve_memory.forbid_core_dumps()
+    for key, value in {**decision.fields, **memory.fields}.items():
         setattr(server_args, key, value)
     if server_args.custom_sigquit_handler is None:
         server_args.custom_sigquit_handler = stop_on_failed_rank
-    record = dataclasses.replace(decision.record, run_dir=str(_make_run_dir()))
-    settings.set_defaults(decision.environment)
+    record = dataclasses.replace(
+        decision.record,
+        run_dir=str(_make_run_dir()),
+        memory=memory.job.as_data() if memory.job else {},
+    )
+    settings.set_defaults({**decision.environment, **memory.environment})
     settings.publish(record)
     _applied = record
     threading.Thread(target=_print_table_when_ready, args=(record,), daemon=True).start()
@@ -117,12 +133,14 @@ class Decision:
         record: What ranks will read (without its run directory).
         fields: ``ServerArgs`` fields to set.
         environment: Variables to set where the user has not.
+        merged: Every ``ServerArgs`` field, the preset's and the user's.
         model: Facts of the model.
     """
 
     record: settings.Resolved
     fields: dict[str, Any]
     environment: dict[str, str]
+    merged: dict[str, Any]
     model: served_model.ServedModel
 
 
@@ -191,7 +209,7 @@ def decide(name: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> 
         shared_expert=settings.shared_expert(),
         run_dir="",
     )
-    return Decision(record, fields, environment, model)
+    return Decision(record, fields, environment, merged, model)
 
 
 def expert_layout(model: served_model.ServedModel, tp: int, ep: int) -> str:
@@ -338,16 +356,17 @@ def _print_table_when_ready(record: settings.Resolved) -> None:
 
 
 def stop_on_failed_rank(signum: int, frame: FrameType | None) -> None:
-    """Print which rank failed and why, end every child, and leave with exit code 2.
+    """Print which rank failed and why, end every child, and leave with the refusal's exit code.
 
     SGLang calls this (its ``custom_sigquit_handler``) when a rank reports failure.
     """
     import psutil
 
-    record = settings.resolved()
+    record, code = settings.resolved(), EXIT_BAD_INPUT
     if record is not None:
         time.sleep(0.5)  # ranks that fail together write their reports together
         reports = boot_report.read_all(Path(record.run_dir))
+        code = min([one.exit_code for one in reports.values() if one.refusal], default=code)
         print(
             boot_report.table(reports, record.num_local_ranks)
             + "\nsglang-mi300a: a rank failed; stopping the server",
@@ -358,4 +377,4 @@ def stop_on_failed_rank(signum: int, frame: FrameType | None) -> None:
             shutil.rmtree(record.run_dir, ignore_errors=True)
     for child in psutil.Process().children(recursive=True):
         child.kill()
-    os._exit(EXIT_BAD_INPUT)
+    os._exit(code)

@@ -39,6 +39,12 @@ from sglang_mi300a.weights import model_sizes, resident
 from sglang_mi300a.weights.plan import Placement
 
 DEFAULT_CONTEXT = 4096
+ENVIRONMENT_READ = (
+    "SGLANG_MAMBA_CONV_DTYPE",
+    "SGLANG_MAMBA_SSM_DTYPE",
+    "SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK",
+)
+"""Variables of SGLang's that change a plan."""
 DRAFTING_PRESET = "tuned"
 """Whose drafting lines --mtp takes where the preset has none."""
 
@@ -183,6 +189,31 @@ def of_fields(
         UserError: A size is out of range or does not go with another.
     """
     wishes = wishes or Wishes()
+    memory_bytes = node.memory.apus[0].total_bytes
+    dims, asked = checked_sizes(model, fields, environment, memory_bytes, wishes)
+    return Plan(
+        dims=dims,
+        tp=tp,
+        ep=ep,
+        weights=_weights(model, dims, tp, ep),
+        asked=asked,
+        host=node.host,
+        reserve=node.reserve,
+    )
+
+
+def checked_sizes(
+    model: served_model.ServedModel,
+    fields: Mapping[str, Any],
+    environment: Mapping[str, str],
+    memory_bytes: int,
+    wishes: Wishes,
+) -> tuple[model_dims.ModelDims, Asked]:
+    """Return a model's dimensions and the sizes SGLang will be asked for; see :func:`of_fields`.
+
+    Raises:
+        UserError: A size is out of range or does not go with another.
+    """
     where = str(model.path / "config.json")
     sizes = model_sizes.from_config(model.config, where=where)
     dims = model_dims.from_sizes(asdict(sizes), model.text, where=where)
@@ -198,18 +229,9 @@ def of_fields(
             allowed="a model with one, where drafts are asked for",
             do="pass --mtp 0",
         )
-    memory_bytes = node.memory.apus[0].total_bytes
     asked = asked_of(values, environment, model.text, dims, memory_bytes, wishes)
     asked.check()
-    return Plan(
-        dims=dims,
-        tp=tp,
-        ep=ep,
-        weights=_weights(model, dims, tp, ep),
-        asked=asked,
-        host=node.host,
-        reserve=node.reserve,
-    )
+    return dims, asked
 
 
 def asked_of(
@@ -242,7 +264,7 @@ def asked_of(
         radix_cache=not fields.get("disable_radix_cache", False),
         skip_decode_lock=environment.get("SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK") == "1",
     )
-    drafts = bool(fields.get("speculative_algorithm"))
+    draft_steps, draft_tokens = _drafted(fields)
     chunk = int(fields.get("chunked_prefill_size") or 0)
     chunk = chunk if chunk > 0 else pool_sizes.default_chunk_tokens(memory_bytes)
     context = int(fields.get("context_length") or dims.max_position_embeddings)
@@ -256,9 +278,9 @@ def asked_of(
         page_tokens=page,
         context_tokens=context,
         scheduler=scheduler,
-        draft_tokens=int(fields["speculative_num_draft_tokens"]) if drafts else 0,
-        draft_steps=int(fields["speculative_num_steps"]) if drafts else 0,
-        replay=drafts and bool(fields.get("enable_linear_replayssm_spec", False)),
+        draft_tokens=draft_tokens,
+        draft_steps=draft_steps,
+        replay=draft_steps > 0 and bool(fields.get("enable_linear_replayssm_spec", False)),
         state_dtype=_state_dtype(fields, environment, text),
         conv_dtype=environment.get("SGLANG_MAMBA_CONV_DTYPE", "bfloat16"),
         kv_dtype_bytes=_kv_dtype_bytes(fields),
@@ -268,6 +290,19 @@ def asked_of(
         mem_fraction=fields.get("mem_fraction_static"),
         aiter=fields.get("attention_backend") == "aiter",
     )
+
+
+def _drafted(fields: Mapping[str, Any]) -> tuple[int, int]:
+    """Return drafts a step and tokens a verify step checks, as stock makes them of the flags."""
+    if not fields.get("speculative_algorithm"):
+        return 0, 0
+    if fields.get("speculative_num_steps") is None:  # stock's own choice for this architecture
+        return 3, 4
+    steps = int(fields["speculative_num_steps"])
+    tokens = fields.get("speculative_num_draft_tokens")
+    if fields.get("speculative_eagle_topk", 1) == 1 or tokens is None:
+        return steps, steps + 1  # a chain, whatever was asked
+    return steps, int(tokens)
 
 
 def _counts(
@@ -434,10 +469,7 @@ def _described(args: argparse.Namespace, tp: int) -> node_file.DescribedNode:
         return node_file.load(args.node, num_ranks=tp)
     if args.save_node is not None:
         _save_node(args.save_node)
-    visible = visible_devices(
-        settings.get("ROCR_VISIBLE_DEVICES"), settings.get("HIP_VISIBLE_DEVICES")
-    )
-    memory = unified_memory.read(visible=visible, num_ranks=tp)
+    memory = unified_memory.read(visible=visible_now(), num_ranks=tp)
     return node_file.DescribedNode(memory, estimates.HOST_PROCESSES, estimates.RESERVE)
 
 
@@ -454,6 +486,13 @@ def _save_node(path: Path) -> None:
             allowed="a file that can be written",
             do="name another",
         ) from error
+
+
+def visible_now() -> list[int] | None:
+    """Return the accelerators that this process's environment leaves visible; None: all."""
+    return visible_devices(
+        settings.get("ROCR_VISIBLE_DEVICES"), settings.get("HIP_VISIBLE_DEVICES")
+    )
 
 
 def visible_devices(rocr: str | None, hip: str | None) -> list[int] | None:

@@ -49,6 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=30000, help="port to listen on")
     parser.add_argument(
+        "--memory-check", choices=settings.MEMORY_CHECKS, default=None,
+        help="a memory plan that does not fit: refuse to start (default), or warn and start "
+        "(estimates in it may be too high for your machine)",
+    )  # fmt: skip
+    parser.add_argument(
         "--dry-run", action="store_true", help="print environment and command, start nothing"
     )
     parser.set_defaults(passes_flags_through=True)
@@ -80,6 +85,8 @@ def compose(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     environment = {}
     if args.allow_rung is not None:
         environment[settings.ALLOW_RUNG] = args.allow_rung
+    if args.memory_check is not None:
+        environment[settings.MEMORY_CHECK] = args.memory_check
     on_cpu = not device.accelerators()
     if on_cpu:
         environment["PYTHONPATH"] = settings.python_path_with(recipe.standins_path())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from sglang_mi300a.errors import UserError
 from sglang_mi300a.pools.byte_text import GB, both
+from sglang_mi300a.pools.memory_holders import Held
 from sglang_mi300a.pools.memory_plan import MOST_REQUESTS, Asked, Plan, RankPlan
 from sglang_mi300a.pools.unified_memory import ApuMemory, Limit, NodeMemory
 
@@ -172,18 +173,23 @@ def check_fit(
             missing_bytes=-room.left_bytes,
             needed_bytes=room.needed_bytes,
             limit=room.limit,
-            held=tuple(
-                f"{held.what} {both(held.num_bytes)}"
-                + (" (given up on demand)" if held.reclaimable else "")
-                + (f"; {held.remedy}" if held.remedy else "")
-                for held in apu.held
-            ),
+            held=held_text(apu.held),
             changes=tuple(change.text for change in changes),
             presets=fitting,
             unavoidable="" if changes else _unavoidable(plan, room),
         )
         for apu, room in lacking
     ]
+
+
+def held_text(held: Iterable[Held]) -> tuple[str, ...]:
+    """Return what holds memory, one line each, with what frees it."""
+    return tuple(
+        f"{one.what} {both(one.num_bytes)}"
+        + (" (given up on demand)" if one.reclaimable else "")
+        + (f"; {one.remedy}" if one.remedy else "")
+        for one in held
+    )
 
 
 def _unavoidable(plan: Plan, room: Room) -> str:

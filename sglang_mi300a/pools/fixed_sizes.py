@@ -5,12 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_mi300a.errors import UserError
+from sglang_mi300a.gates import RankGates
+from sglang_mi300a.rank_agreement import on_every_rank
 from sglang_mi300a.settings import Resolved
 
 ENDLESS_BYTES = 1 << 50
 """A KV budget that never binds: SGLang takes the smaller of what a budget holds and
 ``--max-total-tokens``, so with this budget the flag alone decides."""
 ENDLESS_GIB = float(ENDLESS_BYTES >> 30)
+
+
+def check_on_every_rank(result: Any, configurator: Any, record: Resolved, gates: RankGates) -> None:
+    """Compare what SGLang allocated with what was planned, on all ranks; see :func:`check_sizes`.
+
+    Raises:
+        UserError: A size differs on this rank, or on the rank that the error names.
+    """
+    with gates.refusing(), on_every_rank(gates.all_gather):
+        check_sizes(result, configurator, record)
 
 
 def check_sizes(result: Any, configurator: Any, record: Resolved) -> None:

@@ -4,25 +4,50 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_mi300a import settings
+from sglang_mi300a import gates, settings
 from sglang_mi300a.hooking import AnySeam, Hook, Reliance
-from sglang_mi300a.pools.fixed_sizes import ENDLESS_BYTES, ENDLESS_GIB, check_sizes
+from sglang_mi300a.pools import after_weights, available_memory, fixed_sizes
 from sglang_mi300a.pools.turn_tail.seams import SEAMS as TURN_TAIL_SEAMS
+from sglang_mi300a.pools.unified_memory import HipView
 
 _CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
+_NUMA = "sglang.srt.utils.numa_utils"
+
+
+def _record() -> settings.Resolved:
+    record = settings.resolved()
+    assert record is not None  # ranks without a record install nothing
+    return record
+
+
+def _hip(device: str, gpu_id: int) -> HipView | None:
+    import torch
+
+    return HipView(*torch.cuda.mem_get_info(gpu_id)) if device == "cuda" else None
 
 
 def _planned_bytes(original: Any, self: Any, pre_model_load_memory: int) -> int:
+    after_weights.look_after(gates.of_this_process(), _record(), _hip(self.device, self.gpu_id))
     if self.mambaish_config is not None:
         # Its result is part of the profile; its side effect, the pool's slot count, is needed.
-        self._handle_max_mamba_cache(ENDLESS_GIB)
-    return ENDLESS_BYTES
+        self._handle_max_mamba_cache(fixed_sizes.ENDLESS_GIB)
+    return fixed_sizes.ENDLESS_BYTES
 
 
 def _assert_sizes(result: Any, self: Any, **_: Any) -> None:
-    record = settings.resolved()
-    assert record is not None  # ranks without a record install nothing
-    check_sizes(result, self, record)
+    fixed_sizes.check_on_every_rank(result, self, _record(), gates.of_this_process())
+
+
+def _available_memory(
+    original: Any, device: str, gpu_id: int, distributed: bool = False, *rest: Any, **more: Any
+) -> float:
+    record, rank = _record(), gates.of_this_process()
+    if not available_memory.is_planned(record, rank):
+        found: float = original(device, gpu_id, distributed, *rest, **more)
+        return found
+    original(device, gpu_id, False, *rest, **more)  # gives back what torch keeps for reuse
+    hip = _hip(device, gpu_id)
+    return available_memory.available_gib(record, rank, hip, distributed=distributed)
 
 
 HOOKS: tuple[AnySeam, ...] = (
@@ -47,6 +72,24 @@ HOOKS: tuple[AnySeam, ...] = (
         why="a pool of another size than planned must stop the server, not surprise it later",
         remove_when="SGLang takes exact pool sizes",
     ),
+    Hook(
+        name="pools.available_memory",
+        target="sglang.srt.utils.common.get_available_gpu_memory",
+        kind="around",
+        call=_available_memory,
+        needs=("device", "gpu_id", "distributed", "empty_cache"),
+        callers=(
+            "sglang.srt.model_executor.model_runner.get_available_gpu_memory",
+            "sglang.srt.distributed.bootstrap.get_available_gpu_memory",
+        ),
+        # Without it SGLang logs and compares the node's sum; pools are planned either way.
+        required=False,
+        reached_by="load",
+        why="on an APU stock takes the whole node's free memory for that of each rank, so its log "
+        "lines, its check that ranks are balanced and what graphs took are of no use; no option "
+        "says otherwise",
+        remove_when="SGLang reads an APU's own NUMA node",
+    ),
     Reliance(
         name="pools.handle_max_mamba_cache",
         target=f"{_CONFIGURATOR}._handle_max_mamba_cache",
@@ -58,6 +101,22 @@ HOOKS: tuple[AnySeam, ...] = (
         target=f"{_CONFIGURATOR}.config_from_budget",
         why="it turns the byte budget back into tokens",
         remove_when="SGLang takes exact pool sizes",
+    ),
+    Reliance(
+        name="pools.bind_to_numa_node",
+        target=f"{_NUMA}.numa_bind_to_node",
+        device="gfx942",
+        required=False,
+        why="it binds a rank to the CPUs and the memory of the NUMA node that --numa-node names",
+        remove_when="SGLang finds the NUMA node of an APU by itself",
+    ),
+    Reliance(
+        name="pools.numa_node_of_rank",
+        target=f"{_NUMA}.get_numa_node_if_available",
+        device="gfx942",
+        required=False,
+        why="it takes the NUMA node of a rank from --numa-node, by the device's number",
+        remove_when="SGLang finds the NUMA node of an APU by itself",
     ),
     *TURN_TAIL_SEAMS,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
 from typing import Any
@@ -114,10 +115,31 @@ def as_text(plan: Plan, live: NodeMemory, problems: list[fit.Problem], preset: s
     parts += [f"note: {note}" for note in live.notes]
     parts += [f"warning: {warning}" for warning in fit.warnings(plan, live)]
     parts.append("it fits" if not problems else "IT DOES NOT FIT")
+    if problems:
+        parts.append(problems_text(problems))
+    return "\n".join(parts)
+
+
+def problems_text(problems: Sequence[fit.Problem]) -> str:
+    """Return what does not fit, in a few lines for all APUs that lack the same."""
+    parts = []
     for _, alike in groupby(problems, key=lambda problem: problem.text("")):
         same = list(alike)
         parts.append(same[0].text(", ".join(str(problem.apu) for problem in same)))
     return "\n".join(parts)
+
+
+def verdict_line(plan: Plan, live: NodeMemory) -> str:
+    """Return in one line how much is planned and what is left where it is tightest."""
+    pairs = fit.placed(plan, live)
+    rank, apu = min(pairs, key=lambda pair: fit.tightest(*pair).left_bytes)
+    room = fit.tightest(rank, apu)
+    left = room.left_bytes
+    spare = f"{both(left)} to spare" if left >= 0 else f"{both(-left)} missing"
+    return (
+        f"memory: {both(rank.planned())} planned for APU {apu.index}, the tightest; {spare} under "
+        f"{room.limit.name}"
+    )
 
 
 def _what_differs(pair: tuple[RankPlan, ApuMemory]) -> object:

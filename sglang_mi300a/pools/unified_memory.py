@@ -130,20 +130,24 @@ def read(
     visible: Sequence[int] | None = None,
     hip: Mapping[int, HipView] | None = None,
     num_ranks: int | None = None,
+    with_holders: bool = True,
 ) -> NodeMemory:
     """Return what this node's accelerators have to give.
 
     Args:
         root: Directory that stands for ``/`` (a recorded machine in tests).
-        visible: Accelerators that the job may use (``ROCR_VISIBLE_DEVICES``); None: all.
+        visible: Accelerators that the job may use (``ROCR_VISIBLE_DEVICES``), in its order; None:
+            all.
         hip: What HIP says, by position among the visible ones, where it was asked.
         num_ranks: Ranks that will share a control group's limit; None: one a visible accelerator.
+        with_holders: Whether to look for what holds memory, process by process, which is slow.
 
     Raises:
         UserError: There is no accelerator, or its NUMA node's memory cannot be told.
     """
     everyone = device.accelerators(root / "sys")
-    chosen = everyone if visible is None else [d for d in everyone if d.index in visible]
+    order = range(len(everyone)) if visible is None else visible
+    chosen = [everyone[index] for index in order if index < len(everyone)]
     if not chosen:
         raise UserError(
             "this machine",
@@ -151,7 +155,10 @@ def read(
             allowed="a node with accelerators, or a description of one",
             do="pass --node FILE, or --node with the name of a shipped node",
         )
-    return _Reader(root, everyone, hip or {}, num_ranks or len(chosen)).read(chosen)
+    reader = _Reader(root, everyone, hip or {}, num_ranks or len(chosen))
+    if with_holders:
+        reader.holders = memory_holders.seen(root, {d.numa_node for d in everyone})
+    return reader.read(chosen)
 
 
 class _Reader:
@@ -166,7 +173,7 @@ class _Reader:
         self.ttm = _page_limit(root)
         self.cgroup = cgroup_memory.read(root)
         self.counters = _driver_counters(root, everyone)
-        self.holders = memory_holders.seen(root, {d.numa_node for d in everyone})
+        self.holders: dict[int, list[Held]] = {}
 
     def read(self, chosen: list[Accelerator]) -> NodeMemory:
         everywhere = []
@@ -294,6 +301,9 @@ class _Reader:
     def _hip(self, position: int) -> list[Limit]:
         view = self.hip.get(position)
         if view is None:
+            return []
+        if view.total_bytes == 0:  # as where a driver counts VRAM only, and an APU has none
+            self.notes.append("hipMemGetInfo reports 0 bytes in all; it is not used")
             return []
         where = f"hipMemGetInfo: {both(view.free_bytes)} free of {both(view.total_bytes)}"
         return [Limit("HIP", view.free_bytes, "device", where)]

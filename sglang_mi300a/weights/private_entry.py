@@ -34,7 +34,7 @@ def install_private_loader(
             in its layout.
         after_load: Called with each loaded model, and whether it is the draft.
     """
-    from sglang_mi300a.weights.rank_agreement import alone
+    from sglang_mi300a.rank_agreement import alone
     from sglang_mi300a.weights.stock import PrivateModelLoader
 
     PrivateModelLoader.all_gather = staticmethod(gates.all_gather if gates else alone)

@@ -29,6 +29,7 @@ from sglang_mi300a import artifact_manifest, served_model, supported
 from sglang_mi300a import layout as layouts
 from sglang_mi300a.artifact_manifest import Heads, Part
 from sglang_mi300a.errors import UserError
+from sglang_mi300a.rank_agreement import AllGather, alone, on_every_rank
 from sglang_mi300a.weights import artifact as artifacts
 from sglang_mi300a.weights import checkpoint as checkpoints
 from sglang_mi300a.weights import filling, model_sizes, page_cache, plan
@@ -38,7 +39,6 @@ from sglang_mi300a.weights.model_sizes import ModelSizes
 from sglang_mi300a.weights.parameter_sink import TORCH_DTYPES, ParameterSink
 from sglang_mi300a.weights.plan import FLOATS, Placement
 from sglang_mi300a.weights.progress_bar import ProgressBar
-from sglang_mi300a.weights.rank_agreement import AllGather, alone, on_every_rank
 from sglang_mi300a.weights.steps import Stored, groups
 
 logger = logging.getLogger(__name__)

@@ -14,17 +14,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sglang_mi300a.rank_agreement import on_every_rank
 from sglang_mi300a.weights import artifact, checkpoint, filling, page_cache, part_files
 from sglang_mi300a.weights.loader_options import LoaderOptions
 from sglang_mi300a.weights.part_files import Flusher, PartFile
 from sglang_mi300a.weights.plan import Placement
-from sglang_mi300a.weights.rank_agreement import on_every_rank
 from sglang_mi300a.weights.steps import Stored
 from tests import repository
+from tests.foundation.test_rank_agreement import Together
 from tests.weights.conftest import ArraySink
 from tests.weights.residency import drops_pages, resident_bytes
 from tests.weights.test_filling import loaded_from_checkpoint
-from tests.weights.test_rank_agreement import Together
 
 OPTIONS = LoaderOptions(ring_bytes=2 * (80 << 10), threads=2)
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from sglang_mi300a.errors import UserError
-from sglang_mi300a.weights.rank_agreement import alone, on_every_rank
+from sglang_mi300a.rank_agreement import alone, on_every_rank
 
 
 class Together:
