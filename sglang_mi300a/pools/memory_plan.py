@@ -114,8 +114,8 @@ class Asked:
             ("--max-running-requests", self.max_running_requests, 1, MOST_REQUESTS),
             ("--page-size", self.page_tokens, 1, 1024),
             ("--context", self.session_tokens, 1, self.context_tokens),
-            ("--kv-tokens", self.kv_tokens, self.page_tokens, _MOST_TOKENS),
-            ("--state-slots", self.state_slots, 1, _MOST_SLOTS),
+            ("--max-total-tokens", self.kv_tokens, self.page_tokens, _MOST_TOKENS),
+            ("--max-mamba-cache-size", self.state_slots, 1, _MOST_SLOTS),
             ("--mtp", self.draft_steps, 0, _MOST_DRAFTS),
             ("--chunked-prefill-size", self.chunk_tokens, 1, _MOST_TOKENS),
         )
@@ -138,29 +138,29 @@ class Asked:
         if below != self.kv_tokens:
             above = below + self.page_tokens
             raise UserError(
-                f"--kv-tokens {self.kv_tokens}",
+                f"--max-total-tokens {self.kv_tokens}",
                 found=f"{self.kv_tokens:,} tokens, no whole number of pages of {self.page_tokens}",
                 allowed=f"{below:,} or {above:,}",
-                do=f"pass --kv-tokens {above}",
+                do=f"pass --max-total-tokens {above}",
             )
         ratio = self.scheduler.slots_per_request
         if self.state_slots < ratio * self.max_running_requests:
             raise UserError(
-                f"--state-slots {self.state_slots}",
+                f"--max-mamba-cache-size {self.state_slots}",
                 found=f"{self.state_slots:,} slots for {self.max_running_requests} running "
                 f"requests; SGLang would let {self.state_slots // ratio} run",
                 allowed=f"at least {ratio} a request in this scheduler mode: "
                 f"{ratio * self.max_running_requests:,}",
-                do=f"pass --state-slots {ratio * self.max_running_requests}, or "
+                do=f"pass --max-mamba-cache-size {ratio * self.max_running_requests}, or "
                 f"--max-running-requests {max(1, self.state_slots // ratio)}",
             )
         if self.kv_tokens < 2 * self.max_running_requests:
             least = -(-2 * self.max_running_requests // self.page_tokens) * self.page_tokens
             raise UserError(
-                f"--kv-tokens {self.kv_tokens}",
+                f"--max-total-tokens {self.kv_tokens}",
                 found=f"fewer than two tokens for each of {self.max_running_requests} requests",
                 allowed=f"at least {least:,}",
-                do=f"pass --kv-tokens {least}",
+                do=f"pass --max-total-tokens {least}",
             )
 
 

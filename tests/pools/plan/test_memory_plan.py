@@ -109,14 +109,17 @@ def test_sizes_that_fit_each_other_pass():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"kv_tokens": 787_937}, r"supported: 787,936 or 787,952; do: pass --kv-tokens 787952"),
+        (
+            {"kv_tokens": 787_937},
+            r"supported: 787,936 or 787,952; do: pass --max-total-tokens 787952",
+        ),
         ({"kv_tokens": 787_951}, r"supported: 787,936 or 787,952"),
         ({"state_slots": 191}, r"would let 47 run.*at least 4 .*192.*--max-running-requests 47"),
         ({"state_slots": 239, "scheduler": models.BASE}, r"at least 5 a request.*240"),
-        ({"state_slots": -1}, r"--state-slots: found -1; supported: 1 to"),
-        ({"kv_tokens": -16}, r"--kv-tokens: found -16"),
-        ({"kv_tokens": 0}, r"--kv-tokens: found 0"),
-        ({"kv_tokens": 1 << 31}, r"--kv-tokens: found 2,147,483,648"),
+        ({"state_slots": -1}, r"--max-mamba-cache-size: found -1; supported: 1 to"),
+        ({"kv_tokens": -16}, r"--max-total-tokens: found -16"),
+        ({"kv_tokens": 0}, r"--max-total-tokens: found 0"),
+        ({"kv_tokens": 1 << 31}, r"--max-total-tokens: found 2,147,483,648"),
         ({"max_running_requests": 0}, r"--max-running-requests: found 0; supported: 1 to 4,096"),
         ({"max_running_requests": 5000}, r"--max-running-requests: found 5,000"),
         ({"session_tokens": 262_145}, r"--context: found 262,145; supported: 1 to 262,144"),
