@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sglang_mi300a.model_dims import ModelDims
 from sglang_mi300a.pools import unified_memory
 from sglang_mi300a.pools.estimates import Amount
 from sglang_mi300a.pools.memory_plan import Asked, Line, Plan, WeightBytes
-from sglang_mi300a.pools.model_dims import ModelDims
 from sglang_mi300a.pools.pool_sizes import Scheduler
 from sglang_mi300a.pools.unified_memory import ApuMemory, HipView, NodeMemory
 
