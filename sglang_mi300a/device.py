@@ -28,6 +28,7 @@ class Accelerator:
         num_visible_cus: Compute units, after partitioning.
         is_apu: Whether CPU and accelerator share the memory (by product, MI300A only).
         numa_node: NUMA node of its PCI device; -1 where the kernel does not say.
+        pci_address: Of that device, ``0000:01:00.0``; partitions of one device share it.
     """
 
     index: int
@@ -36,6 +37,7 @@ class Accelerator:
     num_visible_cus: int
     is_apu: bool
     numa_node: int
+    pci_address: str = ""
 
 
 def accelerators(sysfs: Path = SYSFS) -> list[Accelerator]:
@@ -54,6 +56,7 @@ def accelerators(sysfs: Path = SYSFS) -> list[Accelerator]:
         if not version or not properties.get("simd_count"):
             continue  # a CPU node
         device_id = properties.get("device_id", 0)
+        address = _pci_address(properties)
         found.append(
             Accelerator(
                 index=len(found),
@@ -61,7 +64,8 @@ def accelerators(sysfs: Path = SYSFS) -> list[Accelerator]:
                 arch=arch_name(version),
                 num_visible_cus=properties["simd_count"] // properties.get("simd_per_cu", 4),
                 is_apu=device_id == MI300A_DEVICE_ID,
-                numa_node=_numa_node(sysfs, properties),
+                numa_node=_numa_node(sysfs, address),
+                pci_address=address,
             )
         )
     return found
@@ -83,10 +87,13 @@ def _properties(path: Path) -> dict[str, int]:
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
 
-def _numa_node(sysfs: Path, properties: dict[str, int]) -> int:
+def _pci_address(properties: dict[str, int]) -> str:
     location = properties.get("location_id", 0)
     bus, device, function = location >> 8, (location >> 3) & 0x1F, location & 0x7
-    address = f"{properties.get('domain', 0):04x}:{bus:02x}:{device:02x}.{function}"
+    return f"{properties.get('domain', 0):04x}:{bus:02x}:{device:02x}.{function}"
+
+
+def _numa_node(sysfs: Path, address: str) -> int:
     try:
         return int((sysfs / "bus/pci/devices" / address / "numa_node").read_text())
     except (OSError, ValueError):

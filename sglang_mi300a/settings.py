@@ -230,10 +230,14 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, **extra}
 
 
+def python_path() -> list[str]:
+    """Return the folders of PYTHONPATH."""
+    return [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+
+
 def python_path_with(first: Path) -> str:
     """Return PYTHONPATH with ``first`` in front, once."""
-    rest = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-    return os.pathsep.join([str(first), *(part for part in rest if part != str(first))])
+    return os.pathsep.join([str(first), *(part for part in python_path() if part != str(first))])
 
 
 def state_dir() -> Path:

@@ -1,4 +1,4 @@
-"""Write the pages of docs/ that are generated: hooks.md and commands.md."""
+"""Write the pages of docs/ that are generated: hooks.md, commands.md, findings.md."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from sglang_mi300a import plugin
 from sglang_mi300a.cli import hooks
 from sglang_mi300a.cli.main import COMMANDS
+from sglang_mi300a.doctor import known_trouble
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -16,6 +17,7 @@ def pages() -> dict[str, str]:
     return {
         "hooks.md": hooks.markdown(plugin.all_seams()) + "\n",
         "commands.md": commands(),
+        "findings.md": known_trouble.page(),
     }
 
 

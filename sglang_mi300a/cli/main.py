@@ -14,7 +14,7 @@ from sglang_mi300a.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, Judg
 
 DESCRIPTION = (
     "Serve amd/Qwen3.5-397B-A17B-MXFP4 with stock SGLang on one node of four AMD MI300A. "
-    "Usual order: shard-weights once, then serve."
+    "Usual order: doctor, shard-weights once, then serve."
 )
 
 
@@ -28,6 +28,7 @@ class Command:
 
 
 COMMANDS = (
+    Command("doctor", "doctor", "what would go wrong on this machine, and what to do about it"),
     Command("shard-weights", "shard_weights", "make a per-rank artifact from a checkpoint; no GPU"),
     Command("artifact", "artifact", "inspect, verify or compare what shard-weights made"),
     Command("plan", "plan", "what each APU will hold, to the byte, and whether it fits"),

@@ -1,0 +1,1 @@
+"""Room ``doctor``: whether it will work on this machine. Facts are gathered, findings judged."""
