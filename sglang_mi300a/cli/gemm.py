@@ -32,10 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shapes.add_argument("--json", action="store_true", help="for machines")
 
 
-def add_grid_arguments(parser: argparse.ArgumentParser) -> None:
+def add_grid_arguments(parser: argparse.ArgumentParser, *, model_required: bool = True) -> None:
     """Declare the flags that say which server's products are meant."""
     add = parser.add_argument
-    add("--model", "--model-path", required=True, type=Path, metavar="DIR", help="what is served")
+    add(
+        "--model", "--model-path", required=model_required, type=Path, metavar="DIR",
+        help="what is served",
+    )  # fmt: skip
     add(
         "--preset", "--mi300a", default="tuned", metavar="NAME",
         help=f"{', '.join(presets.names())} (default: tuned)",

@@ -112,3 +112,30 @@ def _held(tunable: Any) -> set[tuple[str, str]]:
         for operation, key, solution, *_ in tunable.get_results()
         if operation == tunableop_csv.OPERATION
     }
+
+
+def read_here() -> tuple[dict[str, str] | None, str]:
+    """Return this machine's validators, or None and why there are none to read.
+
+    Runs one small product first: TunableOp registers some versions with its first product, and a
+    first product inside a graph capture fails on hipBLASLt.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        return None, f"torch is not installed ({error})"
+    if torch.version.hip is None:
+        return None, f"torch {torch.__version__} is no ROCm build"
+    if not torch.cuda.is_available():
+        return None, "torch sees no accelerator"
+    run_first_product()
+    return validators(torch.cuda.tunable), ""
+
+
+def run_first_product() -> None:
+    """Run one small bf16 product on the current device, so that none is the first in a capture."""
+    import torch
+
+    x = torch.ones((64, 64), dtype=torch.bfloat16, device="cuda")
+    torch.nn.functional.linear(x, x)
+    torch.cuda.synchronize()
