@@ -8,6 +8,7 @@ from sglang_mi300a.doctor import places
 from sglang_mi300a.doctor.facts import Facts, Lock
 from sglang_mi300a.doctor.judge_memory import available
 from sglang_mi300a.doctor.judging import Seen, judge
+from sglang_mi300a.gemm.tuned_table import VALIDATORS
 from sglang_mi300a.pools.byte_text import GIB
 
 OLD_LOCK_S = 600.0
@@ -20,7 +21,6 @@ BUILD_JOB_BYTES = 8 * GIB
 """What one compile job of a kernel template takes. Source: flashinfer-ai/flashinfer 3899."""
 CACHES = ("jit-cache", "aiter-configs", "torch-extensions", "triton-cache", "state")
 BUILDS = ("jit-cache", "torch-extensions")
-VALIDATORS = ("PT_VERSION", "ROCM_VERSION", "HIPBLASLT_VERSION", "GCN_ARCH_NAME", "ROCBLAS_VERSION")
 
 
 # -- model -----------------------------------------------------------------------------------------

@@ -13,10 +13,11 @@ import math
 import os
 from pathlib import Path
 
-from sglang_mi300a import settings, tables
+from sglang_mi300a import settings
 from sglang_mi300a.device import Accelerator
 from sglang_mi300a.doctor.facts import TableFile, Tables, TunedFile
 from sglang_mi300a.errors import UserError
+from sglang_mi300a.gemm import staging
 
 TUNABLE_DEFAULT = "tunableop_results.csv"
 AITER_TABLE = "AITER_CONFIG_GEMM_BF16"
@@ -30,7 +31,7 @@ def gather(num_devices: int, own: Path, device: Accelerator | None) -> Tables:
 
     Args:
         num_devices: Devices of which each reads a table of its own.
-        own: Folder of this user's tables of this package.
+        own: Folder in which this package applies tables.
         device: One of them; None where there is none.
     """
     tunable: tuple[TunedFile, ...] = ()
@@ -41,8 +42,8 @@ def gather(num_devices: int, own: Path, device: Accelerator | None) -> Tables:
     if given := settings.get(AITER_TABLE):
         for number, part in enumerate(given.split(os.pathsep)):
             others.append(TableFile(f"{AITER_TABLE}[{number}]", aiter_fault(Path(part))))
-    for path in sorted(own.rglob("*.json")) if own.is_dir() else []:
-        others.append(TableFile(path.name, _own_fault(path, device)))
+    if (own / staging.LINK).is_symlink():
+        others.append(TableFile("the applied table of dense products", _own_fault(own, device)))
     return Tables(tunable, tuple(others))
 
 
@@ -107,9 +108,11 @@ def _is_time(text: str | None) -> bool:
         return False
 
 
-def _own_fault(path: Path, device: Accelerator | None) -> str:
+def _own_fault(own: Path, device: Accelerator | None) -> str:
     try:
-        table = tables.load(path)
+        applied = staging.current(own)
     except UserError as error:
         return error.found
-    return "; ".join(table.misfits(device, table.software)) if device else ""
+    if applied is None or device is None:
+        return ""
+    return "; ".join(applied.table.misfits(device, applied.table.software))

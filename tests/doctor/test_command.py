@@ -7,6 +7,7 @@ import pytest
 from sglang_mi300a.cli.main import main
 from sglang_mi300a.doctor import fixing, record
 from sglang_mi300a.doctor.judging import Finding
+from tests import repository
 from tests.doctor import recorded
 
 
@@ -118,3 +119,10 @@ def test_fixing_leaves_locks_tables_and_everything_else_alone(tmp_path):
 
 def test_what_can_be_fixed_is_known_as_a_finding():
     assert set(fixing.CAN_FIX) <= {case.finding for case in recorded.cases()}
+
+
+def test_the_committed_speed_is_of_these_findings_and_under_three_seconds():
+    result = json.loads((repository.ROOT / "benchmarks/results/doctor_speed.json").read_text())
+    assert result["median_s"]["doctor_on_the_healthy_record"] < 3
+    assert result["evidence"] == "E0"
+    assert set(result["median_s"]) == set(result["median_cpu_s"])

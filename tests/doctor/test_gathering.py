@@ -295,10 +295,13 @@ def test_a_table_that_aiter_would_misread_is_told(tmp_path, text, fault):
     assert tuned_tables.aiter_fault(path) == fault
 
 
-def test_tables_of_this_package_are_checked_against_the_device(tmp_path, monkeypatch):
-    (tmp_path / "gemm.json").write_text("{}\n")
+def test_an_applied_table_that_was_damaged_is_told(tmp_path):
+    (tmp_path / "gemm-1").mkdir()
+    (tmp_path / "gemm-1/table.json").write_text("{}\n")
+    assert tuned_tables.gather(4, tmp_path, None).others == ()
+    (tmp_path / "gemm").symlink_to("gemm-1")
     (found,) = tuned_tables.gather(4, tmp_path, None).others
-    assert (found.name, found.fault) == ("gemm.json", "schema None")
+    assert (found.name, found.fault) == ("the applied table of dense products", "schema None")
 
 
 QUARK = {
