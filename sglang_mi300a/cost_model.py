@@ -397,7 +397,7 @@ class StreamKernel:
         items_per_unit: Of them.
         workers_per_group: Workers of a workgroup: 1 where its waves work together.
         groups_per_cu: Workgroups of a compute unit.
-        bytes_under_way: Weight bytes on their way to a compute unit whenever a wave waits.
+        bytes_under_way: Weight bytes on their way to a full compute unit whenever a wave waits.
         token_bytes: Read of a token, and
         row_bytes: read and written of a row, over the whole launch.
     """
@@ -427,7 +427,9 @@ class StreamKernel:
         address += switches * self._address_clk(self.switch, rows, machine)
         others = (self.token_bytes * routing.num_tokens + self.row_bytes * routing.rows) / items
         memory = rounds * _memory_clk(machine, self.weight_bytes, routing.first_reads, others, busy)
-        ring = rounds * self.weight_bytes * machine.hbm_clk / self.bytes_under_way
+        present = workers_of_cu / (self.groups_per_cu * self.workers_per_group)
+        under_way = self.bytes_under_way * present
+        ring = rounds * self.weight_bytes * machine.hbm_clk / under_way
         matrix = rounds * self.item.matrix * MATRIX_CLK / SIMDS
         total = machine.overlapped((issue + address, memory, matrix, ring))
         drains = (switches / workers_of_cu - 1) * machine.switch_clk

@@ -16,7 +16,7 @@ from sglang_mi300a.moe.kernels.steps import Layer
 from sglang_mi300a.moe.kernels.workspace import workspace_bytes
 from sglang_mi300a.moe.rungs import Experts, ExpertSizes
 from sglang_mi300a.moe.shared_expert import SharedExpert
-from sglang_mi300a.moe.tile_choice import choose_tile
+from sglang_mi300a.moe.tile_choice import choose
 
 _DECODES: tuple[WeightFormat, ...] = ("subnormals", "bf8")
 """Of MXFP4, in order of preference."""
@@ -130,6 +130,13 @@ class HipRung:
         shared = prepared.shared
         for at in range(0, len(hidden), self.max_tokens):
             part = slice(at, at + self.max_tokens)
+            how = choose(
+                len(out[part]),
+                top_k=topk_ids.shape[1],
+                experts=len(prepared.w13_stream),
+                inner=prepared.inner,
+                weights=prepared.weights,
+            )
             launching.expert_layer(
                 hidden[part],
                 topk_ids[part],
@@ -143,7 +150,9 @@ class HipRung:
                 out[part],
                 prepared.weights,
                 prepared.inner,
-                choose_tile(len(out[part])),
+                how.tile,
+                how.gate_up_groups,
+                how.down_groups,
             )
         return out
 

@@ -102,6 +102,8 @@ def _run(
     weights: str,
     inner: int,
     token_tile: int,
+    gate_up_groups: int,
+    down_groups: int,
 ) -> None:
     device = hidden.device
     layer = Layer(
@@ -114,6 +116,8 @@ def _run(
         token_tile=token_tile,
         num_cus=num_compute_units(device),
         shared_expert=shared_gate is not None,
+        gate_up_groups=gate_up_groups,
+        down_groups=down_groups,
     )
     try:
         launches = _steps(layer)
@@ -199,6 +203,8 @@ def _fake(
     weights: str,
     inner: int,
     token_tile: int,
+    gate_up_groups: int,
+    down_groups: int,
 ) -> None:
     """Write nothing: the operator's only results are what it was given to write."""
 
@@ -217,4 +223,5 @@ expert_layer = operators.define("moe_expert_layer", _run, fake=_fake, mutates=("
     weights       ``subnormals``, ``bf8`` or ``bf16``
     inner         neurons of an expert
     token_tile    16 or 32
+    gate_up_groups, down_groups  workgroups a compute unit; 0 = as many as it holds
 """

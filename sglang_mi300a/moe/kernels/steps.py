@@ -88,6 +88,8 @@ class Layer:
         num_cus: Compute units that a launch may fill.
         num_global_ids: Entries of the expert map; 0 = ids are local ones.
         shared_expert: Whether a bf16 expert of as many neurons takes every token too.
+        gate_up_groups: Workgroups a compute unit in the first stage, and
+        down_groups: in the second, at most; 0 = as many as it holds.
     """
 
     num_tokens: int
@@ -100,6 +102,8 @@ class Layer:
     num_cus: int
     num_global_ids: int = 0
     shared_expert: bool = False
+    gate_up_groups: int = 0
+    down_groups: int = 0
 
     @property
     def num_pairs(self) -> int:
@@ -273,7 +277,8 @@ def _crew(layer: Layer, kernel: MatrixKernel) -> _Crew:
 
     The shared expert gets workgroups by its part of the bytes.
     """
-    resident = layer.num_cus * kernel.workgroups_per_cu
+    asked = layer.gate_up_groups if kernel.op == "gate_up" else layer.down_groups
+    resident = layer.num_cus * min(asked or kernel.workgroups_per_cu, kernel.workgroups_per_cu)
     log2_items = _log2_items(layer, kernel)
 
     def groups_with_work(units: int) -> int:

@@ -127,7 +127,17 @@ def test_a_recorded_layer_is_replayed_with_other_tokens(hip, rung):
     rung.apply(prepared, hidden, ids, router)  # loads
     with hip.capture() as graph:
         launching.expert_layer(
-            hidden, ids, router, *arguments, rung._workspaces[CPU], out, "subnormals", INNER, 16
+            hidden,
+            ids,
+            router,
+            *arguments,
+            rung._workspaces[CPU],
+            out,
+            "subnormals",
+            INNER,
+            16,
+            0,
+            0,
         )
     assert owners.kept_bytes() == rung.workspace_bytes(CPU)
     for seed in (1, 2):
@@ -168,6 +178,8 @@ def call(hip, rung, prepared, function=launching.expert_layer, **change):
         "weights": "subnormals",
         "inner": INNER,
         "token_tile": 16,
+        "gate_up_groups": 0,
+        "down_groups": 0,
     }
     arguments |= {name: edit(arguments[name]) for name, edit in change.items()}
     before = len(hip.launches)

@@ -164,3 +164,10 @@ def test_served_sizes_fit_32_bits(num_tokens, token_tile, inner, experts):
         SERVED, num_tokens=num_tokens, token_tile=token_tile, inner=inner, num_experts=experts
     )
     assert len(steps.steps(layer)) == 4
+
+
+def test_a_table_may_ask_for_fewer_workgroups_but_not_for_more_than_fit():
+    layer = replace(SERVED, num_tokens=64)
+    for asked, first, second in ((0, 456, 456), (1, 228, 228), (9, 456, 456)):
+        _, gate_up, down, _ = steps.steps(replace(layer, gate_up_groups=asked, down_groups=asked))
+        assert (gate_up.grid[0], down.grid[0]) == (first, second)
