@@ -46,6 +46,7 @@ class RankReport:
         refusal: Why the rank stopped, or "".
         exit_code: With which the server ends because of the refusal.
         facts: What rooms add (bytes loaded, rung in use); plain JSON values.
+        reached_s: When each stage was reached, seconds since the package was loaded in the rank.
     """
 
     rank: int
@@ -55,6 +56,7 @@ class RankReport:
     refusal: str = ""
     exit_code: int = EXIT_BAD_INPUT
     facts: dict[str, Any] = field(default_factory=dict)
+    reached_s: dict[str, float] = field(default_factory=dict)
 
 
 def states(live: dict[str, tuple[bool, str]] | None = None) -> dict[str, SeamState]:

@@ -9,6 +9,7 @@ rank. It sits in the start-up warm-up request, so nothing of a user's is admitte
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -56,12 +57,15 @@ class RankGates:
     _completed: set[str] = field(default_factory=set)
     _proved: set[Stage] = field(default_factory=set)
     _stage: str = "plugin"
+    _began: float = field(default_factory=time.monotonic)
+    _reached_s: dict[str, float] = field(default_factory=dict)
 
     def report(
         self, stage: str | None = None, refusal: str = "", exit_code: int = EXIT_BAD_INPUT
     ) -> None:
         """Write this rank's boot report."""
         self._stage = stage or self._stage
+        self._reached_s.setdefault(self._stage, round(time.monotonic() - self._began, 3))
         boot_report.write(
             self.run_dir,
             RankReport(
@@ -72,6 +76,7 @@ class RankGates:
                 refusal=refusal,
                 exit_code=exit_code,
                 facts={**boot_report.facts(), **self.facts},
+                reached_s=dict(self._reached_s),
             ),
         )
 

@@ -38,6 +38,7 @@ COMMANDS = (
     Command("presets", "presets", "what each preset sets, and why"),
     Command("hooks", "hooks", "what is put into SGLang, and whether it fits a given SGLang"),
     Command("kernels", "kernels", "the compiled gfx942 kernels, and whether they are right here"),
+    Command("report", "report", "one file that tells others how it fares on this machine"),
     Command("tiny-model", "tiny_model", "make a tiny checkpoint of the same architecture"),
     Command("cpu-engine", "cpu_engine", "what SGLang's CPU engine needs, for a laptop"),
     Command("demo", "demo", "the whole path on a tiny model, every token checked"),

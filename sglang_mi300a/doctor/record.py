@@ -11,11 +11,14 @@ from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
+from sglang_mi300a.doctor import facts as facts_module
 from sglang_mi300a.doctor.facts import SCHEMA, Facts
 from sglang_mi300a.errors import UserError
 
 WITHHELD = "(withheld)"
 _PATH = re.compile(r"(?<![\w<>.-])/[^\s,;:'\"<>()]+")
+_PUBLIC_PATH = re.compile(r"/dev/(kfd|dri|shm)|/proc/sys/[\w/]+|/sys/module/[\w/]+|/health")
+"""Paths that every machine has."""
 
 
 def as_data(facts: Facts, private: Iterable[str] = ()) -> dict[str, Any]:
@@ -25,9 +28,20 @@ def as_data(facts: Facts, private: Iterable[str] = ()) -> dict[str, Any]:
         facts: Any.
         private: Words that must not appear: the user's name, the host's, and the like.
     """
-    words = sorted({word for word in private if len(word) > 1}, key=len, reverse=True)
-    data = cast("dict[str, Any]", _withheld(asdict(facts), words))
-    return {"schema": SCHEMA, **data}
+    return {"schema": SCHEMA, **scrubbed(asdict(facts), private)}
+
+
+def scrubbed(value: Any, private: Iterable[str]) -> Any:
+    """Return JSON values with paths and private words taken out of every text, keys included."""
+    telling = {word for word in private if len(word) > 1} - _vocabulary()
+    return _withheld(value, sorted(telling, key=len, reverse=True))
+
+
+@functools.cache
+def _vocabulary() -> frozenset[str]:
+    """Return the record's own words; a folder of such a name tells nobody anything."""
+    kinds = [one for one in vars(facts_module).values() if is_dataclass(one)]
+    return frozenset(one.name for kind in kinds for one in fields(kind)) | {"jit", "shm", "state"}
 
 
 def render(facts: Facts, private: Iterable[str] = ()) -> str:
@@ -39,7 +53,7 @@ def without_private(text: str, words: Iterable[str]) -> str:
     """Return a text with paths and whole words from ``words`` taken out."""
     for word in words:
         text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(word)}(?![A-Za-z0-9])", WITHHELD, text)
-    return _PATH.sub(WITHHELD, text)
+    return _PATH.sub(lambda found: found[0] if _PUBLIC_PATH.fullmatch(found[0]) else WITHHELD, text)
 
 
 def _withheld(value: Any, words: list[str]) -> Any:

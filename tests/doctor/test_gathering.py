@@ -315,6 +315,7 @@ def made(directory):
     artifacts.make_checkpoint(directory)
     config = json.loads((directory / "config.json").read_text())
     config["quantization_config"] = QUARK
+    config["text_config"]["max_position_embeddings"] = 4096
     (directory / "config.json").write_text(json.dumps(config))
     return directory
 

@@ -57,6 +57,18 @@ def test_names_and_paths_are_taken_out_wherever_they_stand(kernel):
         assert secret not in text
 
 
+def test_a_folder_named_as_a_field_of_the_record_does_not_damage_it():
+    facts = recorded.healthy()
+    assert record.parse(record.render(facts, ["model", "memory", "tp"]), "here") == facts
+
+
+def test_paths_that_every_machine_has_stay():
+    text = "/dev/kfd missing; /proc/sys/kernel/x; /dev/sda1 of /mnt"
+    assert record.without_private(text, []) == (
+        "/dev/kfd missing; /proc/sys/kernel/x; (withheld) of (withheld)"
+    )
+
+
 def test_a_word_inside_another_stays():
     assert record.without_private("radata ada", ["ada"]) == f"radata {record.WITHHELD}"
 

@@ -1,0 +1,95 @@
+"""``sglang-mi300a report``: one file, complete, with nothing private in it."""
+
+import json
+
+import pytest
+
+from sglang_mi300a import boot_report, reports
+from sglang_mi300a.boot_report import RankReport, SeamState
+from sglang_mi300a.cli.main import main
+from tests.doctor.test_gathering import made
+
+SECRETS = ("zebulon", "quagga")
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path, monkeypatch):
+    monkeypatch.setenv("SGLANG_MI300A_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("LOGNAME", SECRETS[0])
+
+
+def start(run_dir):
+    """Write what two ranks leave of a start."""
+    run_dir.mkdir()
+    for rank, live in ((0, True), (1, False)):
+        boot_report.write(
+            run_dir,
+            RankReport(
+                rank,
+                4242,
+                "serving",
+                {"moe.quark": SeamState(True, live, 3)},
+                facts={"loaded_from": f"/scratch/{SECRETS[0]}/part"},
+                reached_s={"plugin": 0.1, "load": 2.5, "serving": 30.25},
+            ),
+        )
+    return run_dir
+
+
+def test_a_bare_report_says_what_is_not_in_it(capsys, tmp_path):
+    assert main(["report"]) == 0
+    report = reports.parse(capsys.readouterr().out, "out")
+    assert report.level == "E0"
+    assert report.sections == []
+    assert set(report.left_out) == set(reports.OPTIONAL)
+    assert [one["id"] for one in report.findings] == ["no-gfx942"]
+    assert len(report.kernels["moe"]["sha256"]) == 64
+
+
+def test_a_full_report_holds_the_start_the_tables_the_self_test_and_results(capsys, tmp_path):
+    model = made(tmp_path / SECRETS[1])
+    (tmp_path / "goodput.json").write_text(
+        json.dumps({"model": str(model), "made by": SECRETS[0], "tokens_per_s": 900.5})
+    )
+    out = tmp_path / "report.json"
+    command = [
+        "report", "--out", str(out), "--model", str(model), "--tp", "2", "--selftest",
+        "--run-dir", str(start(tmp_path / "run")), "--bench", str(tmp_path / "goodput.json"),
+    ]  # fmt: skip
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "boot       rank 0 serving after 30.2 s, 1 serving after 30.2 s" in said
+    assert "hooks      0 of 1 live on every rank" in said
+    assert "self-test  hip cannot run, triton cannot run, torch passed" in said
+    assert "not in it" not in said
+    report = reports.load(out)
+    assert report.sections == list(reports.OPTIONAL)
+    assert report.boot[0]["reached_s"]["load"] == 2.5
+    assert report.tables["gemm"]["covered"] == 0 < report.tables["gemm"]["cells"]
+    assert report.bench[0]["result"]["tokens_per_s"] == 900.5
+    text = out.read_text()
+    for secret in (*SECRETS, str(tmp_path), "4242"):
+        assert secret not in text
+    assert main(["report", "--show", str(out)]) == 0
+    assert capsys.readouterr().out in said.removeprefix(f"{out}: ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--run-dir", "none"], "no rank's report"),
+        (["--bench", "none.json"], "not readable as JSON"),
+        (["--show", "none.json"], "not readable"),
+        (["--out", "none/report.json"], "not writable"),
+    ],
+)
+def test_what_cannot_be_read_or_written_ends_with_2(capsys, tmp_path, monkeypatch, flags, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_damaged_rank_report_is_named(capsys, tmp_path):
+    (tmp_path / "rank-0.json").write_text("{}")
+    assert main(["report", "--run-dir", str(tmp_path)]) == 2
+    assert "a rank's report that cannot be read" in capsys.readouterr().err
