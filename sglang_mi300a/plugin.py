@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from sglang_mi300a import gates, hook_fit, hooking, settings
 from sglang_mi300a.errors import JudgedAgainst, UserError
 
-ROOMS_WITH_SEAMS = ("cpu_engine", "moe", "pools", "serving", "weights")
+ROOMS_WITH_SEAMS = ("cpu_engine", "gemm", "moe", "pools", "serving", "weights")
 
 
 def activate() -> None:
@@ -92,6 +92,8 @@ def _activate_rank(record: settings.Resolved) -> None:
     gates.enter(rank_gates)
     after_weights = importlib.import_module("sglang_mi300a.pools.after_weights")
     rank_gates.at_first_byte.append(partial(after_weights.look_before, rank_gates, record))
+    products = importlib.import_module("sglang_mi300a.gemm.rank_check")
+    rank_gates.at_first_byte.append(partial(products.look, record))
     try:
         hooking.install(
             all_seams(),

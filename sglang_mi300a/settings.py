@@ -40,6 +40,9 @@ SIMULATED_NODE = "SGLANG_MI300A_SIMULATED_NODE"
 """A directory that stands for ``/`` of a recorded node; the CPU engine then takes its memory for
 that of its own accelerators. For tests and rehearsals, refused on an accelerator."""
 
+ALLOW_UNTUNED = "SGLANG_MI300A_ALLOW_UNTUNED"
+"""``1``: serve with stock's choices of dense products where the applied table does not fit."""
+
 OFF_VALUES = ("off", "0", "")
 SCHEMA = 1
 
@@ -68,6 +71,7 @@ class Resolved:
         run_dir: Directory in which ranks leave their boot reports.
         memory: What each rank may take of its APU, as the ``pools`` room writes it; empty where
             no accelerator's memory is planned.
+        gemm: Dense products and the table that serves them, as the ``gemm`` room writes it.
         schema: Version of this record.
     """
 
@@ -88,6 +92,7 @@ class Resolved:
     shared_expert: str = "together"
     moe_intermediate: str = "float32"
     memory: dict[str, Any] = field(default_factory=dict)
+    gemm: dict[str, Any] = field(default_factory=dict)
     schema: int = SCHEMA
 
     def to_json(self) -> str:
@@ -202,6 +207,11 @@ def memory_check() -> str:
             do="unset it, or set it to warn to start a server whose plan does not fit",
         )
     return value
+
+
+def allow_untuned() -> bool:
+    """Return whether a server may start although the applied gemm table does not fit."""
+    return _choice(ALLOW_UNTUNED, ("0", "1")) == "1"
 
 
 def simulated_node() -> Path | None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from sglang_mi300a import boot_report, device, hook_fit, hooking, plugin, served_model, settings
 from sglang_mi300a import layout as layouts
-from sglang_mi300a.cli import plan, serve_memory
+from sglang_mi300a.cli import plan, serve_memory, serve_tables
 from sglang_mi300a.cpu_engine import recipe
 from sglang_mi300a.errors import EXIT_BAD_INPUT, JudgedAgainst, UserError
 from sglang_mi300a.serving import preset as presets
@@ -102,7 +102,13 @@ def _apply(server_args: Any, name: str) -> None:
         {**decision.environment, **settings.given(plan.ENVIRONMENT_READ)},
         on_cpu=decision.record.device == "cpu",
     )
-    for line in memory.said:
+    products = serve_tables.prepare(
+        decision.model,
+        decision.merged,
+        decision.record.tp_size,
+        on_cpu=decision.record.device == "cpu",
+    )
+    for line in (*memory.said, *products.said):
         print(f"sglang-mi300a: {line}", file=sys.stderr)
     if memory.job is not None:
         serve_memory.forbid_core_dumps()
@@ -114,8 +120,9 @@ def _apply(server_args: Any, name: str) -> None:
         decision.record,
         run_dir=str(_make_run_dir()),
         memory=memory.job.as_data() if memory.job else {},
+        gemm=products.record,
     )
-    settings.set_defaults({**decision.environment, **memory.environment})
+    settings.set_defaults({**decision.environment, **memory.environment, **products.environment})
     settings.publish(record)
     _applied = record
     threading.Thread(target=_print_table_when_ready, args=(record,), daemon=True).start()

@@ -33,6 +33,7 @@ COMMANDS = (
     Command("artifact", "artifact", "inspect, verify or compare what shard-weights made"),
     Command("plan", "plan", "what each APU will hold, to the byte, and whether it fits"),
     Command("gemm", "gemm", "which dense products a server runs, and with which rows"),
+    Command("tune", "tune", "tune dense products on this node, into a table of your own"),
     Command("tables", "tables", "tuning tables: which there are, which fits, which is in use"),
     Command("serve", "serve", "start SGLang with a preset (or print how, with --dry-run)"),
     Command("presets", "presets", "what each preset sets, and why"),

@@ -54,6 +54,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(estimates in it may be too high for your machine)",
     )  # fmt: skip
     parser.add_argument(
+        "--allow-untuned", action="store_true",
+        help="serve with stock's choices of dense products where the applied gemm table does not "
+        "fit (default: refuse to start)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tune-first", action="store_true",
+        help="tune and apply what the gemm table lacks for this server, then start (minutes to "
+        "hours; `sglang-mi300a tune gemm --dry-run` says)",
+    )  # fmt: skip
+    parser.add_argument(
         "--dry-run", action="store_true", help="print environment and command, start nothing"
     )
     parser.set_defaults(passes_flags_through=True)
@@ -68,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
         print(shlex.join(command))
         return EXIT_OK
     launch.check_port(args.host, args.port)
+    if args.tune_first:
+        _tune_first(args)
     sys.stdout.flush()
     os.execve(command[0], command, settings.child_environment(environment))
 
@@ -87,6 +99,8 @@ def compose(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
         environment[settings.ALLOW_RUNG] = args.allow_rung
     if args.memory_check is not None:
         environment[settings.MEMORY_CHECK] = args.memory_check
+    if args.allow_untuned:
+        environment[settings.ALLOW_UNTUNED] = "1"
     on_cpu = not device.accelerators()
     if on_cpu:
         environment["PYTHONPATH"] = settings.python_path_with(recipe.standins_path())
@@ -102,6 +116,17 @@ def compose(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
         *args.rest,
     ]  # fmt: skip
     return command, environment
+
+
+def _tune_first(args: argparse.Namespace) -> None:
+    """Tune what the applied gemm table lacks for the server that is asked for."""
+    from sglang_mi300a.cli import gemm, tune
+
+    sizes = argparse.ArgumentParser(add_help=False)
+    gemm.add_grid_arguments(sizes, model_required=False)
+    asked, _ = sizes.parse_known_args(args.rest)
+    asked.model, asked.preset, asked.tp_size = args.model, args.preset, args.tp_size
+    tune.fill(gemm.grid_asked_for(asked), list(range(len(device.accelerators()))))
 
 
 def sglang_serve() -> list[str]:

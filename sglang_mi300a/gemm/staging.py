@@ -119,7 +119,11 @@ def current(root: Path) -> Applied | None:
     link = root / LINK
     if not link.is_symlink():
         return None
-    directory = Path(os.path.realpath(link))
+    return read(Path(os.path.realpath(link)))
+
+
+def read(directory: Path) -> Applied:
+    """Return the applied table in a directory, every file compared with it; see :func:`current`."""
     path = directory / TABLE
     try:
         table = tuned_table.checked(tables.load(path), str(path))

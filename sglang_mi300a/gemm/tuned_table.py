@@ -11,6 +11,9 @@ these columns besides:
 ``basis, us, stock_us``
     Where the time comes from, the time, and that of stock's own choice, in microseconds.
 
+Products for which no candidate beat stock have no row; ``made`` names them, as
+``"stock_is_as_fast": {"NxK": [M, ...]}``, since they need no more tuning.
+
 ``software`` holds TunableOp's five validators verbatim, since ids mean nothing to another build.
 """
 
@@ -174,19 +177,29 @@ def choices(table: Table) -> dict[Cell, Choice]:
     return found
 
 
+def settled(table: Table) -> set[Cell]:
+    """Return the products for which stock was found to be as fast as any candidate."""
+    found = set()
+    for name, counts in table.made.get("stock_is_as_fast", {}).items():
+        n, _, k = name.partition("x")
+        found |= {Cell(int(n), int(k), m) for m in counts}
+    return found
+
+
 def covered(table: Table, cells: Iterable[Cell]) -> tuple[list[Cell], list[Cell]]:
-    """Return which cells a table has a row for, and which it lacks."""
+    """Return which products a table settles, by a row or by stock's being as fast; and the rest."""
     have: list[Cell] = []
     lack: list[Cell] = []
+    known = settled(table)
     for cell in cells:
-        (have if tuple(cell) in table.rows else lack).append(cell)
+        (have if tuple(cell) in table.rows or cell in known else lack).append(cell)
     return have, lack
 
 
 def bucket_rows(table: Table) -> dict[tuple[int, int], list[int]]:
-    """Return the row counts a table holds, ascending, by (N, K)."""
+    """Return the row counts a table settles, ascending, by (N, K)."""
     found: dict[tuple[int, int], list[int]] = {}
-    for cell in choices(table):
+    for cell in sorted({*choices(table), *settled(table)}):
         found.setdefault((cell.n, cell.k), []).append(cell.m)
     return found
 

@@ -18,6 +18,7 @@ class ProgressBar:
         wanted: Show it, or not; default if stderr is a terminal.
         line: Line below the cursor that is its own, where several processes show one each.
         stays: Whether its last state stays on the screen.
+        unit: What is counted where it is no bytes.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class ProgressBar:
         wanted: bool | None = None,
         line: int = 0,
         stays: bool = True,
+        unit: str = "B",
     ) -> None:
         self._lock = threading.Lock()
         self._bar: Any = None
@@ -38,8 +40,8 @@ class ProgressBar:
             self._bar = tqdm(
                 total=total_bytes,
                 initial=done_bytes,
-                unit="B",
-                unit_scale=True,
+                unit=unit,
+                unit_scale=unit == "B",
                 desc=what,
                 file=sys.stderr,
                 position=line,

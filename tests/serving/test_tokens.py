@@ -6,6 +6,7 @@ near ties, so bfloat16 is no oracle.
 
 import pytest
 
+from sglang_mi300a import boot_report
 from tests.serving.conftest import EVERY_SERVER, NUM_TOKENS
 
 QUESTIONS = ("Where does the memory live?", "Count to three.", "What is a tile?")
@@ -51,6 +52,17 @@ def test_every_required_hook_is_live_and_called_on_every_rank(served):
         if row["required"]:
             assert row["live"], name
             assert row["calls_min_over_ranks"] > 0, name
+
+
+@on(*EVERY_SERVER)
+def test_every_dense_product_is_in_the_grid_that_tables_are_tuned_for(served):
+    reports = boot_report.read_all(served[0].run_dir)
+    assert reports
+    for report in reports.values():
+        products = report.facts["gemm"]
+        assert products["never_seen"] == []
+        assert products["outside_the_grid"] == []
+        assert products["padded"] > 0
 
 
 @on("tuned TP 2")

@@ -1,0 +1,50 @@
+"""What a rank checks of its dense products before it reads a weight, and reports while it boots."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from sglang_mi300a import boot_report, settings
+from sglang_mi300a.errors import UserError
+from sglang_mi300a.gemm import live_stack, padding, staging
+from sglang_mi300a.gemm.shape_grid import Cell
+
+
+def look(record: settings.Resolved) -> None:
+    """Check that this rank's TunableOp took the applied table whole; say what it covers.
+
+    On an accelerator one small product is run first, table or not: a process whose first product
+    falls into a graph capture fails there (HIP error 900).
+
+    Raises:
+        UserError: A version differs by a byte, another file is in use, or a row is missing.
+    """
+    boot_report.add_fact("gemm", padding.of_this_process().report)
+    if record.device != "gfx942":
+        return
+    live_stack.run_first_product()
+    if record.gemm.get("table"):
+        import torch
+
+        said = check(torch.cuda.tunable, record, torch.cuda.current_device())
+        print(f"sglang-mi300a: {said}", file=sys.stderr, flush=True)
+
+
+def check(tunable: Any, record: settings.Resolved, ordinal: int) -> str:
+    """Return what TunableOp holds of a record's table, in words.
+
+    Raises:
+        UserError: See :func:`live_stack.check`; not where serving untuned was allowed.
+    """
+    grid = padding.grid_in(record)
+    cells = [Cell(n, k, m) for (n, k), counts in grid.items() for m in counts]
+    try:
+        applied = staging.read(Path(record.gemm["table"]))
+        return str(live_stack.check(tunable, applied, ordinal, cells))
+    except UserError as error:
+        if not record.gemm["allow_untuned"]:
+            raise
+        padding.of_this_process().pad_nothing()
+        return f"serving untuned: {error}"

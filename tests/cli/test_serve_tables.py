@@ -1,0 +1,143 @@
+"""What a launch does about its gemm table: use it, say what one would bring, or refuse to start."""
+
+import pytest
+
+from sglang_mi300a import device, served_model
+from sglang_mi300a.cli import serve, serve_tables, tune
+from sglang_mi300a.device import Accelerator
+from sglang_mi300a.errors import UserError
+from sglang_mi300a.gemm import staging
+from sglang_mi300a.serving import preset
+from tests.gemm.sample_tables import table
+from tests.pools.plan import models
+
+MODEL = served_model.read(models.REAL)
+FIELDS = {
+    line.name: line.value
+    for line in preset.load("tuned").on("gfx942").values()
+    if not line.is_environment
+}
+
+
+@pytest.fixture(autouse=True)
+def node(tmp_path, monkeypatch):
+    """Four MI300A whose product can be changed, and a state directory."""
+    found = [Accelerator(n, "AMD Instinct MI300A", "gfx942", 228, True, n) for n in range(4)]
+    monkeypatch.setattr(device, "accelerators", lambda *_: found)
+    monkeypatch.setenv("SGLANG_MI300A_STATE_DIR", str(tmp_path))
+    for name in ("PYTORCH_TUNABLEOP_FILENAME", "AITER_CONFIG_GEMM_BF16"):
+        monkeypatch.delenv(name, raising=False)
+    return found
+
+
+def prepared(tp=4, *, on_cpu=False):
+    return serve_tables.prepare(MODEL, FIELDS, tp, on_cpu=on_cpu)
+
+
+def test_without_a_table_the_server_starts_and_says_what_one_would_bring():
+    found = prepared()
+    assert found.environment == {}
+    assert found.record["table"] == ""
+    assert "stock's own choices serve all 1262 dense products" in found.said[0]
+    assert "`sglang-mi300a tune gemm` makes one in about 105 minutes" in found.said[1]
+
+
+def test_an_applied_table_is_named_to_tunableop_and_aiter_and_its_coverage_said(tmp_path):
+    applied = staging.apply(table(), tmp_path / "tables", 4)
+    found = prepared()
+    assert found.environment == {
+        "PYTORCH_TUNABLEOP_ENABLED": "1",
+        "PYTORCH_TUNABLEOP_TUNING": "0",
+        "PYTORCH_TUNABLEOP_FILENAME": f"{applied.directory}/tunableop%d.csv",
+        "AITER_CONFIG_GEMM_BF16": f"{applied.directory}/aiter_bf16.csv",
+    }
+    assert found.record["table"] == str(applied.directory)
+    assert "covers 5 of 1262 products" in found.said[0]
+    assert "lacks 62080 x 4096 at M 1, 2, 3" in found.said[1]
+    assert "--tune-first" in found.said[-1]
+
+
+def other_cus(found):
+    found[0] = Accelerator(0, "AMD Instinct MI300A", "gfx942", 38, True, 0)
+
+
+def other_name(found):
+    found[0] = Accelerator(0, "AMD Instinct MI300X", "gfx942", 304, False, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [(other_cus, "visible_cus: table 228, here 38"), (other_name, "visible_cus: table 228, here")],
+)
+def test_a_table_of_another_device_stops_the_server_unless_untuned_is_allowed(
+    node, tmp_path, monkeypatch, change, said
+):
+    staging.apply(table(), tmp_path / "tables", 4)
+    change(node)
+    with pytest.raises(UserError) as refusal:
+        prepared()
+    assert said in str(refusal.value)
+    assert "sglang-mi300a tune gemm" in str(refusal.value)
+    monkeypatch.setenv("SGLANG_MI300A_ALLOW_UNTUNED", "1")
+    found = prepared()
+    assert found.environment == {}
+    assert found.record["table"] == ""
+    assert found.said[0].startswith("serving untuned: ")
+
+
+def test_a_spoilt_file_stops_the_server(tmp_path):
+    applied = staging.apply(table(), tmp_path / "tables", 4)
+    file = applied.directory / "tunableop2.csv"
+    file.chmod(0o644)
+    file.write_bytes(file.read_bytes().replace(b"\n", b"\r\n"))
+    with pytest.raises(UserError, match=r"tunableop2.csv: line 1.*tables apply"):
+        prepared()
+
+
+def test_too_few_files_for_the_ranks_stop_the_server(tmp_path):
+    staging.apply(table(), tmp_path / "tables", 2)
+    with pytest.raises(UserError, match="files for 2, 4 ranks"):
+        prepared()
+
+
+def test_a_users_own_tunableop_file_beside_an_applied_table_is_refused(tmp_path, monkeypatch):
+    staging.apply(table(), tmp_path / "tables", 4)
+    monkeypatch.setenv("PYTORCH_TUNABLEOP_FILENAME", "/mine.csv")
+    with pytest.raises(UserError, match="PYTORCH_TUNABLEOP_FILENAME: set to '/mine.csv'"):
+        prepared()
+
+
+def test_the_cpu_engine_has_the_grid_and_no_table(tmp_path):
+    staging.apply(table(), tmp_path / "tables", 4)
+    found = prepared(2, on_cpu=True)
+    assert (found.record["table"], found.environment, found.said) == ("", {}, ())
+    assert found.record["grid"]["124160x4096"][:3] == [1, 2, 3]
+
+
+def test_tune_first_tunes_for_the_server_that_is_asked_for(monkeypatch):
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    args, args_rest = parser.parse_known_args(
+        ["--model", str(models.REAL), "--tune-first", "--chunked-prefill-size", "1024", "--x", "1"]
+    )
+    args.rest = args_rest
+    asked = []
+    monkeypatch.setattr(tune, "fill", lambda grid, ordinals: asked.append((grid, ordinals)))
+    serve._tune_first(args)
+    ((grid, ordinals),) = asked
+    assert grid.num_cells == 366
+    assert ordinals == [0, 1, 2, 3]
+
+
+def test_allow_untuned_reaches_the_launch_through_the_environment(monkeypatch):
+    import argparse
+
+    monkeypatch.setattr(device, "accelerators", lambda *_: [])
+    monkeypatch.setattr(serve, "check_versions", lambda: None)
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    args = parser.parse_args(["--model", str(models.REAL), "--allow-untuned"])
+    args.rest = []
+    assert serve.compose(args)[1]["SGLANG_MI300A_ALLOW_UNTUNED"] == "1"

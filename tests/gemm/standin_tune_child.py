@@ -1,0 +1,50 @@
+"""Plays the tuning process: the same lines on standard output, and candidates that misbehave.
+
+Its behaviour by row count: 13 ends the process (once it began), 14 never ends, 15 gives NaN, 17 is
+no faster than stock, all others win. Argument: a file to which each started product is appended.
+"""
+
+import json
+import os
+import sys
+import time
+
+from tests.gemm.standin_tunableop import STACK
+
+DEVICE = {"name": "AMD Instinct MI300A", "arch": "gfx942", "visible_cus": 228}
+
+
+def main():
+    asked = json.loads(sys.stdin.readline())
+    if sys.argv[2:] == ["broken"]:
+        print("no accelerator", file=sys.stderr)
+        sys.exit(3)
+    print("a library greets", flush=True)
+    print(json.dumps({"machine": {"device": DEVICE, "validators": STACK}}), flush=True)
+    if sys.argv[2:] == ["late"] and asked:
+        sys.exit(4)
+    for m in asked.get("m", []):
+        with open(sys.argv[1], "a") as file:
+            file.write(f"{asked['n']} {asked['k']} {m} {os.environ['HIP_VISIBLE_DEVICES']}\n")
+        print(json.dumps({"begin": m}), flush=True)
+        if m == 13:
+            os.abort()
+        if m == 14:
+            time.sleep(3600)
+        outcome = {15: "wrong", 17: "lost"}.get(m, "won")
+        result = {
+            "n": asked["n"],
+            "k": asked["k"],
+            "m": m,
+            "outcome": outcome,
+            "solution": f"Gemm_Rocblas_{m}",
+            "us": 10.0 if m != 17 else 30.0,
+            "stock_us": 30.0,
+            "relative_error": float("nan") if m == 15 else 1e-3,
+            "samples": asked["samples"],
+        }
+        print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()

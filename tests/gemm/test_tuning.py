@@ -1,0 +1,183 @@
+"""Tuning loses no more than a bad candidate's product and goes on where it stopped."""
+
+import dataclasses
+import math
+import sys
+
+import pytest
+
+from sglang_mi300a import settings, tables
+from sglang_mi300a.cli import tune
+from sglang_mi300a.cli.main import main
+from sglang_mi300a.errors import UserError
+from sglang_mi300a.gemm import staging, tunableop_csv, tuned_table, tuning_plan, tuning_record
+from sglang_mi300a.gemm.row_counts import Batches
+from sglang_mi300a.gemm.shape_grid import Cell, Product, ShapeGrid
+from sglang_mi300a.gemm.tuning_record import Measured, TuningRecord
+from sglang_mi300a.gemm.tuning_run import ChildCommand, TuningRun, ask_machine
+from tests import repository
+from tests.pools.plan import models
+
+BATCHES = Batches((1,), 0, 0, (), 64)
+
+
+def grid(m, shapes=((8, 16), (32, 64))):
+    products = tuple(Product(n, k, ("w",), 1, 0, tuple(m)) for n, k in shapes)
+    return ShapeGrid(tp=2, batches=BATCHES, products=products)
+
+
+@pytest.fixture
+def started(tmp_path):
+    return tmp_path / "started"
+
+
+@pytest.fixture
+def how(started, tmp_path, monkeypatch):
+    """Return a function that makes the command of the stand-in child."""
+    monkeypatch.setenv("SGLANG_MI300A_STATE_DIR", str(tmp_path / "state"))
+
+    def make(*behaviour):
+        command = [sys.executable, "-m", "tests.gemm.standin_tune_child", str(started), *behaviour]
+
+        def environment_on(ordinal):
+            extra = {"HIP_VISIBLE_DEVICES": str(ordinal), "PYTHONPATH": str(repository.ROOT)}
+            return settings.child_environment(extra)
+
+        return ChildCommand(command, environment_on)
+
+    return make
+
+
+def test_winners_become_a_table_and_the_rest_is_said(how, capsys):
+    table = tune.tune(grid([12, 13, 15, 16, 17]), [0, 1], how=how())
+    won = {cell: choice.solution for cell, choice in tuned_table.choices(table).items()}
+    assert won == {
+        Cell(n, k, m): f"Gemm_Rocblas_{m}" for n, k in ((8, 16), (32, 64)) for m in (12, 16)
+    }
+    assert table.made["stock_is_as_fast"] == {"8x16": [17], "32x64": [17]}
+    assert table.made["samples"] == tune.SAMPLES
+    out = capsys.readouterr().out
+    assert "10 of 10 products to tune on 2 devices (AMD Instinct MI300A)" in out
+    assert "4 faster than stock, 2 not, 2 wrong, 2 crashed, 0 stuck" in out
+    assert "crashed: 8 x 16, M 13" in out
+    assert "wrong: 32 x 64, M 15 Gemm_Rocblas_15" in out
+
+
+def test_a_crash_costs_the_product_under_way_alone(how, started):
+    tune.tune(grid([12, 13, 16], shapes=[(8, 16)]), [0], how=how())
+    assert started.read_text().split("\n")[:3] == ["8 16 12 0", "8 16 13 0", "8 16 16 0"]
+
+
+def test_shapes_are_spread_over_devices(how, started):
+    tune.tune(grid([1, 2], shapes=[(8, k) for k in range(8, 80, 8)]), [0, 1, 2], how=how())
+    devices = {line.split()[3] for line in started.read_text().splitlines()}
+    assert len(devices) > 1
+    assert len(started.read_text().splitlines()) == 18
+
+
+def test_what_was_tuned_is_not_tuned_again(how, started, capsys):
+    tune.tune(grid([12, 13]), [0], how=how())
+    before = started.read_text()
+    table = tune.tune(grid([12, 13, 16]), [0], how=how())
+    again = started.read_text().removeprefix(before).splitlines()
+    assert again == ["32 64 16 0", "8 16 16 0"]
+    assert len(table.rows) == 4
+    tune.tune(grid([12, 13, 16]), [0], how=how(), retry_failed=True)
+    assert started.read_text().splitlines()[-2:] == ["32 64 13 0", "8 16 13 0"]
+
+
+def test_a_candidate_that_never_ends_is_given_up(how, tmp_path):
+    record = TuningRecord(tmp_path / "r.jsonl")
+    seen = []
+    run = TuningRun(how(), record, samples=3, done=seen.append, stuck_s=8.0)
+    run.over([tuning_plan.Batch(8, 16, (14, 16))], [0])
+    assert [(one.m, one.outcome) for one in seen] == [(14, "stuck"), (16, "won")]
+
+
+def test_a_machine_on_which_no_process_starts_is_refused_with_its_error(how):
+    with pytest.raises(UserError, match="exit code 3: no accelerator"):
+        ask_machine(how("broken"))
+
+
+def test_processes_that_end_before_they_begin_do_not_go_on_for_ever(how, tmp_path):
+    record = TuningRecord(tmp_path / "r.jsonl")
+    run = TuningRun(how("late"), record, samples=3, done=lambda _: None)
+    with pytest.raises(UserError, match="ended before it began"):
+        run.over([tuning_plan.Batch(8, 16, (12,))], [0])
+    assert record.results == {}
+
+
+def test_a_run_killed_while_it_wrote_loses_that_line_alone(tmp_path):
+    path = tmp_path / "r.jsonl"
+    TuningRecord(path).add(Measured(8, 16, 1, "lost"))
+    with path.open("a") as file:
+        file.write('{"n": 8, "k": 16, "m":')
+    record = TuningRecord(path)
+    assert list(record.results) == [Cell(8, 16, 1)]
+    record.add(Measured(8, 16, 2, "lost"))
+    assert list(TuningRecord(path).results) == [Cell(8, 16, 1), Cell(8, 16, 2)]
+
+
+def test_a_record_that_is_none_is_refused(tmp_path):
+    path = tmp_path / "r.jsonl"
+    path.write_text('{"x": 1}\n')
+    with pytest.raises(UserError, match="line 1"):
+        TuningRecord(path)
+
+
+@pytest.mark.parametrize(
+    ("us", "stock_us", "error", "outcome"),
+    [
+        (1.0, 2.0, 1e-3, "won"),
+        (2.0, 2.0, 1e-3, "lost"),
+        (1.0, 2.0, 5e-3, "wrong"),
+        (1.0, 2.0, math.nan, "wrong"),
+    ],
+)
+def test_a_fast_wrong_candidate_does_not_win(us, stock_us, error, outcome):
+    measured = Measured(8, 16, 1, "lost", "Gemm_Rocblas_1", us, stock_us, error, 30)
+    assert tuning_record.judged(measured) == outcome
+
+
+def test_another_device_or_version_has_a_record_of_its_own(how):
+    machine = ask_machine(how())
+    other = dataclasses.replace(machine, device={**machine.device, "visible_cus": 304})
+    newer = dataclasses.replace(machine, validators={**machine.validators, "ROCM_VERSION": "8"})
+    assert len({one.digest() for one in (machine, other, newer)}) == 3
+
+
+def test_what_is_lacking_is_tuned_before_serving_and_then_nothing(how, monkeypatch, started):
+    monkeypatch.setattr(tune, "child_command", how)
+    tune.fill(grid([12, 17]), [0])
+    applied = staging.current(settings.state_dir() / "tables")
+    assert "tn_8_12_16" in tunableop_csv.render(applied.table)
+    before = started.read_text()
+    tune.fill(grid([12, 17]), [0])
+    assert started.read_text() == before
+
+
+def test_the_saved_table_is_whole(how):
+    tune.tune(grid([12]), [0], how=how())
+    (path,) = (settings.state_dir() / "tuned").glob("*.json")
+    assert len(tuned_table.checked(tables.load(path), str(path)).rows) == 2
+
+
+def test_the_plan_needs_no_accelerator(capsys):
+    command = ["tune", "gemm", "--model", str(models.REAL), "--chunked-prefill-size", "1024"]
+    assert main([*command, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "366 products on 4 devices: about 30 minutes (estimate" in out
+    assert "62080 x 4096    49  M 1-8" in out
+    assert main([*command, "--dry-run", "--devices", "0,1"]) == 0
+    assert "on 2 devices: about 61 minutes" in capsys.readouterr().out
+
+
+def test_without_an_accelerator_tuning_is_refused(capsys):
+    assert main(["tune", "gemm", "--model", str(models.REAL)]) == 2
+    assert "no AMD accelerator" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--devices", "a"], ["--devices", "-1"], ["--samples", "1"]])
+def test_bad_flags_are_refused(flags, capsys):
+    assert main(["tune", "gemm", "--model", str(models.REAL), "--dry-run", *flags]) == 2
+    assert flags[0] in capsys.readouterr().err
