@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -14,8 +14,7 @@ from sglang_mi300a.moe.kernels import fit, probe, steps
 from sglang_mi300a.moe.kernels.catalogue import WeightFormat
 from sglang_mi300a.moe.kernels.steps import Layer
 from sglang_mi300a.moe.kernels.workspace import workspace_bytes
-from sglang_mi300a.moe.rungs import Experts, ExpertSizes
-from sglang_mi300a.moe.shared_expert import SharedExpert
+from sglang_mi300a.moe.rungs import Experts, ExpertSizes, SharedExpert
 from sglang_mi300a.moe.tile_choice import choose
 
 _DECODES: tuple[WeightFormat, ...] = ("subnormals", "bf8")
@@ -98,6 +97,10 @@ class HipRung:
                 step = steps.restripe(name, stream.nbytes, cus)
                 launching.launch(step, {name: stream}, device)
         return Prepared(w13, w2, decode, experts.sizes.inner)
+
+    def with_shared(self, prepared: Prepared, shared: SharedExpert) -> Prepared:
+        """Return the layer with its shared expert."""
+        return replace(prepared, shared=shared)
 
     def decode(self, device: torch.device) -> WeightFormat:
         """Return the decode that is exact on a device; asks the device once.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from sglang_mi300a.hooking import AnySeam, Registration, Reliance
+import importlib
+from typing import Any
+
+from sglang_mi300a.hooking import AnySeam, Hook, Registration, Reliance
 
 _QUARK = "sglang.srt.layers.quantization.quark"
 _WHY = (
@@ -10,6 +13,15 @@ _WHY = (
     "gfx942 the first forward aborts"
 )
 _REMOVE_WHEN = "SGLang or AITER runs Quark MXFP4 experts on gfx942"
+
+DRAFT_HOOK = "moe.draft_experts"
+"""The hook without which a bf16 draft's experts are not taken."""
+
+
+def _draft_experts(original: Any, method: Any, layer: Any, dispatch_output: Any) -> Any:
+    stock = importlib.import_module("sglang_mi300a.moe.stock")
+    return stock.apply_taken(original, method, layer, dispatch_output)
+
 
 HOOKS: tuple[AnySeam, ...] = (
     Registration(
@@ -32,6 +44,32 @@ HOOKS: tuple[AnySeam, ...] = (
         reached_by="prefill",
         why=_WHY,
         remove_when=_REMOVE_WHEN,
+    ),
+    Hook(
+        name=DRAFT_HOOK,
+        target="sglang.srt.layers.quantization.unquant.UnquantizedFusedMoEMethod.apply",
+        kind="around",
+        call=_draft_experts,
+        needs=("layer", "dispatch_output"),
+        required=False,
+        device="gfx942",
+        reached_by="draft",
+        only_with_draft=True,
+        why="the MTP layer's bf16 experts, read whole in each draft step, run on our kernels; no "
+        "registry leads to the method of a layer without quantisation",
+        remove_when="SGLang's bf16 experts are as fast on gfx942, or drafts are MXFP4",
+    ),
+    Reliance(
+        name="moe.shared_expert",
+        target="sglang.srt.models.qwen2_moe.Qwen2MoeSparseMoeBlock._forward_shared_experts",
+        why="a block whose shared_expert is None skips its branch; ours rides with the routed ones",
+        remove_when="SGLang runs the shared expert in the expert layer",
+    ),
+    Reliance(
+        name="moe.sparse_block",
+        target="sglang.srt.models.qwen2_moe.Qwen2MoeSparseMoeBlock.forward",
+        why="it adds the shared expert only where _forward_shared_experts gave something",
+        remove_when="SGLang runs the shared expert in the expert layer",
     ),
     Reliance(
         name="moe.get_moe_scheme",

@@ -208,6 +208,12 @@ def of_process(
     return taken
 
 
+def taken(device: torch.device) -> Rung | None:
+    """Return the rung that this process took on a device, or None if it has not chosen."""
+    choice = _of_process.get(device)
+    return None if choice is None else choice.rung
+
+
 def forget() -> None:
     """Let the process choose again (for tests)."""
     _of_process.clear()

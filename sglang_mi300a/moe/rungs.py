@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 
@@ -50,7 +50,8 @@ class Experts:
         sizes: Its sizes.
         tensors: Its weights by the last part of the parameter's name. With ``stream/1`` these are
             ``w13_stream`` and ``w2_stream``, uint8 ``[experts, bytes]``; with ``plain/1`` SGLang's
-            ``w13_weight``, ``w13_weight_scale``, ``w2_weight`` and ``w2_weight_scale``.
+            ``w13_weight``, ``w13_weight_scale``, ``w2_weight`` and ``w2_weight_scale``. Experts in
+            bf16 come as streams (``stream_layout.split_bf16``), whatever the layout.
     """
 
     name: str
@@ -99,3 +100,26 @@ class Rung(Protocol):
         Returns:
             ``[M, hidden]`` like ``hidden``, a tensor of its own.
         """
+
+
+@dataclass(frozen=True, eq=False)
+class SharedExpert:
+    """A bf16 expert that takes every token, weighed by a sigmoid gate.
+
+    Attributes:
+        w13_stream: uint8 ``[1, bytes]``, a bf16 stream.
+        w2_stream: uint8 ``[1, bytes]``.
+        gate: bf16 ``[hidden]``.
+    """
+
+    w13_stream: torch.Tensor
+    w2_stream: torch.Tensor
+    gate: torch.Tensor
+
+
+@runtime_checkable
+class TakesSharedExpert(Protocol):
+    """A rung that can add a layer's shared expert to its routed ones in the same launches."""
+
+    def with_shared(self, prepared: Any, shared: SharedExpert) -> Any:
+        """Return ``prepared`` with the shared expert, of as many neurons as the routed ones."""

@@ -6,6 +6,7 @@ tokens of several batches, and slots without an expert.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,8 +17,10 @@ from sglang_mi300a import layout as layouts
 from sglang_mi300a import mxfp4
 from sglang_mi300a.errors import UserError
 from sglang_mi300a.launcher.failure import LauncherError
-from sglang_mi300a.moe.reference import expert_layer
+from sglang_mi300a.layout import Bytes
+from sglang_mi300a.moe.reference import dequantise, routed_sum
 from sglang_mi300a.moe.rungs import Experts, ExpertSizes, Rung
+from sglang_mi300a.moe.stream_tensors import make_bf16_streams
 
 TOLERANCE = 4e-3
 """Relative L2. Inner values, rows and result each rounded to bf16 once are at sqrt(3) * 1.7e-3 =
@@ -69,49 +72,72 @@ def run(rung: Rung, device: torch.device, sizes: ExpertSizes) -> SelfTest:
         sizes: Of the served layers; the number of experts is lowered.
     """
     batches = (_SMALL,) if device.type == "cpu" else (_SMALL, _LARGE)
-    small = replace(sizes, num_experts=NUM_EXPERTS, top_k=_TOP_K, weights="mxfp4")
-    plain = _weights(small)
+    small = replace(sizes, num_experts=NUM_EXPERTS, top_k=_TOP_K)
+    layer = _bf16_layer(small) if small.weights == "bf16" else _mxfp4_layer(small)
+    tensors = {name: tensor.to(device) for name, tensor in layer.stored.items()}
     try:
-        prepared = rung.prepare(_experts(small, plain, device))
-        found = [_distance(rung, prepared, small, plain, device, n) for n in batches]
+        prepared = rung.prepare(Experts("self-test", small, tensors))
+        found = [_distance(rung, prepared, small, layer, device, n) for n in batches]
     except (UserError, LauncherError, RuntimeError, ValueError) as error:
         return SelfTest(rung.name, None, batches, str(error))
     return SelfTest(rung.name, max(found, key=lambda x: (np.isnan(x), x)), batches)
 
 
-def _weights(sizes: ExpertSizes) -> dict[str, np.ndarray[Any, np.dtype[np.uint8]]]:
+@dataclass(frozen=True, eq=False)
+class _Layer:
+    """A small layer: as it is stored, and each expert's exact float32 matrices."""
+
+    stored: dict[str, torch.Tensor]
+    w13: Callable[[int], torch.Tensor]
+    w2: Callable[[int], torch.Tensor]
+
+
+def _matrices(sizes: ExpertSizes) -> tuple[tuple[str, int, int], ...]:
+    """Return (projection, rows, K) of both projections."""
+    return ("w13", 2 * sizes.inner, sizes.hidden), ("w2", sizes.hidden, sizes.inner)
+
+
+def _mxfp4_layer(sizes: ExpertSizes) -> _Layer:
     draw = np.random.default_rng(0)
-    result = {}
-    for projection, rows, k in (
-        ("w13", 2 * sizes.inner, sizes.hidden),
-        ("w2", sizes.hidden, sizes.inner),
-    ):
+    plain: dict[str, Bytes] = {}
+    for projection, rows, k in _matrices(sizes):
         shape = (sizes.num_experts, rows, k // 2)
-        result[f"{projection}_weight"] = draw.integers(0, 256, shape, dtype=np.uint8)
+        plain[f"{projection}_weight"] = draw.integers(0, 256, shape, dtype=np.uint8)
         shape = (sizes.num_experts, rows, k // mxfp4.BLOCK)
-        result[f"{projection}_weight_scale"] = draw.integers(114, 121, shape, dtype=np.uint8)
-    return result
-
-
-def _experts(
-    sizes: ExpertSizes, plain: dict[str, np.ndarray[Any, np.dtype[np.uint8]]], device: torch.device
-) -> Experts:
+        plain[f"{projection}_weight_scale"] = draw.integers(114, 121, shape, dtype=np.uint8)
     layout = layouts.named(sizes.layout, where="self-test of the expert layer")
-    stored: dict[str, list[np.ndarray[Any, np.dtype[np.uint8]]]] = {}
+    stored: dict[str, list[Bytes]] = {}
     for expert in range(sizes.num_experts):
-        for projection in ("w13", "w2"):
+        for projection, _, _ in _matrices(sizes):
             names = (f"{projection}_weight", f"{projection}_weight_scale")
             for name, data in layout.apply({n: plain[n][expert] for n in names}).items():
                 stored.setdefault(name, []).append(data)
-    tensors = {n: torch.from_numpy(np.stack(parts)).to(device) for n, parts in stored.items()}
-    return Experts("self-test", sizes, tensors)
+    exact = {name: torch.from_numpy(array.copy()) for name, array in plain.items()}
+
+    def matrix(projection: str) -> Callable[[int], torch.Tensor]:
+        weight, scale = exact[f"{projection}_weight"], exact[f"{projection}_weight_scale"]
+        return lambda expert: dequantise(weight[expert], scale[expert])
+
+    tensors = {name: torch.from_numpy(np.stack(parts)) for name, parts in stored.items()}
+    return _Layer(tensors, matrix("w13"), matrix("w2"))
+
+
+def _bf16_layer(sizes: ExpertSizes) -> _Layer:
+    draw = np.random.default_rng(0)
+    exact, stored = {}, {}
+    for projection, rows, k in _matrices(sizes):
+        values = draw.standard_normal((sizes.num_experts, rows, k), np.float32) * np.float32(0.02)
+        weights = torch.from_numpy(values).bfloat16()
+        exact[projection] = weights.float()
+        stored[f"{projection}_stream"] = make_bf16_streams(projection, weights)
+    return _Layer(stored, exact["w13"].__getitem__, exact["w2"].__getitem__)
 
 
 def _distance(
     rung: Rung,
     prepared: Any,
     sizes: ExpertSizes,
-    plain: dict[str, np.ndarray[Any, np.dtype[np.uint8]]],
+    layer: _Layer,
     device: torch.device,
     num_tokens: int,
 ) -> float:
@@ -123,15 +149,7 @@ def _distance(
     ids[3, 0] = -1
     ids[5] = -1
     weights = torch.from_numpy(draw.random((num_tokens, sizes.top_k), np.float32))
-    tensors = {name: torch.from_numpy(array) for name, array in plain.items()}
-    want = expert_layer(
-        hidden.float(),
-        tensors["w13_weight"],
-        tensors["w13_weight_scale"],
-        tensors["w2_weight"],
-        tensors["w2_weight_scale"],
-        ids,
-        weights,
-    ).double()
+    want = routed_sum(hidden.float(), layer.w13, layer.w2, sizes.num_experts, ids, weights)
     got = rung.apply(prepared, hidden.to(device), ids.to(device), weights.to(device))
-    return float((got.cpu().double() - want).norm() / want.norm())
+    wide = want.double()
+    return float((got.cpu().double() - wide).norm() / wide.norm())

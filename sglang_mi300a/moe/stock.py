@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,15 +13,19 @@ from sglang.srt.layers.moe.token_dispatcher import StandardCombineInput
 from sglang.srt.layers.quantization.quark.quark import QuarkConfig
 from sglang.srt.layers.quantization.quark.schemes import QuarkMoEScheme
 from sglang.srt.layers.quantization.quark.schemes.quark_w4a4_mxfp4_moe import QuarkW4A4MXFp4MoE
+from sglang.srt.layers.quantization.unquant import UnquantizedFusedMoEMethod
+from sglang.srt.models.qwen2_moe import Qwen2MoeSparseMoeBlock
 from sglang.srt.runtime_context import get_server_args
 from sglang.srt.utils import set_weight_attrs
 
-from sglang_mi300a import boot_report, mxfp4, settings
+from sglang_mi300a import boot_report, hooking, mxfp4, settings
 from sglang_mi300a import layout as layouts
 from sglang_mi300a.errors import UserError
 from sglang_mi300a.hooking import reached
-from sglang_mi300a.moe import ladder
+from sglang_mi300a.moe import ladder, selftest
+from sglang_mi300a.moe.hooks import DRAFT_HOOK
 from sglang_mi300a.moe.kernels import fit
+from sglang_mi300a.moe.on_rung import OnRung, take_bf16, take_shared, why_apart
 from sglang_mi300a.moe.rungs import Experts, ExpertSizes, Rung
 from sglang_mi300a.stream_layout import RECORD_BYTES, SCALE_BYTES
 
@@ -52,16 +58,14 @@ class FusedMxfp4MoE(QuarkW4A4MXFp4MoE):
     Attributes:
         layer_name: Prefix of the layer.
         sizes: Of the layer; None until its parameters are made.
-        rung: What it runs on.
-        prepared: What the rung made of the weights; None until they are loaded.
+        on_rung: The layer on the process's rung; None until its weights are loaded.
     """
 
     def __init__(self, *args: Any, layer_name: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.layer_name = layer_name
         self.sizes: ExpertSizes | None = None
-        self.rung: Rung | None = None
-        self.prepared: Any = None
+        self.on_rung: OnRung | None = None
 
     def create_weights(
         self,
@@ -81,7 +85,7 @@ class FusedMxfp4MoE(QuarkW4A4MXFp4MoE):
             layout=_decided().expert_layout,
             activations=params_dtype,
         )
-        self.rung = process_rung(self.sizes, torch.get_default_device())
+        process_rung(self.sizes, torch.get_default_device())
         if self.sizes.layout == layouts.PLAIN.id:
             super().create_weights(
                 layer=layer,
@@ -93,19 +97,27 @@ class FusedMxfp4MoE(QuarkW4A4MXFp4MoE):
             )
         else:
             _register_streams(layer, self.sizes, attributes)
-        for name, shape in _plain_or_stream(self.sizes).items():
+        for name, shape in _shapes(self.sizes).items():
             _expect(layer, self.layer_name, name, shape)
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Refuse NaN scales and global expert ids; hand the weights to the rung, once."""
-        if self.prepared is not None:
+        if self.on_rung is not None:
             return
         assert self.sizes is not None
-        assert self.rung is not None
-        _check_local_ids(layer, self.layer_name)
-        tensors = {name: getattr(layer, name).data for name in _plain_or_stream(self.sizes)}
+        found = _global_ids(layer)
+        if found:
+            raise UserError(
+                self.layer_name,
+                found=found,
+                allowed="local expert ids",
+                do="pass --moe-runner-backend triton (the presets do)",
+            )
+        tensors = {name: getattr(layer, name).data for name in _shapes(self.sizes)}
         _check_scales(self.layer_name, tensors)
-        self.prepared = self.rung.prepare(Experts(self.layer_name, self.sizes, tensors))
+        rung = process_rung(self.sizes, next(iter(tensors.values())).device)
+        prepared = rung.prepare(Experts(self.layer_name, self.sizes, tensors))
+        self.on_rung = OnRung(self.sizes, rung, prepared)
 
     def create_moe_runner(self, layer: torch.nn.Module, moe_runner_config: MoeRunnerConfig) -> None:
         """Keep the configuration; refuse what our expert layer does not compute."""
@@ -135,22 +147,12 @@ class FusedMxfp4MoE(QuarkW4A4MXFp4MoE):
         """Return the routed experts' sum for the dispatched tokens."""
         reached("moe.quark")
         reached("moe.quark_mxfp4")
-        assert self.rung is not None
-        return StandardCombineInput(_applied(self.rung, self.prepared, dispatch_output))
-
-
-def _applied(rung: Rung, prepared: Any, dispatch_output: Any) -> torch.Tensor:
-    topk = dispatch_output.topk_output
-    return rung.apply(
-        prepared,
-        dispatch_output.hidden_states.contiguous(),
-        topk.topk_ids.to(torch.int32).contiguous(),
-        topk.topk_weights.to(torch.float32).contiguous(),
-    )
+        assert self.on_rung is not None
+        return StandardCombineInput(self.on_rung.apply(dispatch_output))
 
 
 def process_rung(sizes: ExpertSizes, device: torch.device) -> Rung:
-    """Return the rung of this process, chosen with its first expert layer and reported.
+    """Return the rung of this process, chosen with its first MXFP4 layer and reported.
 
     Raises:
         UserError: None that the launcher's decision allows can run.
@@ -163,7 +165,8 @@ def process_rung(sizes: ExpertSizes, device: torch.device) -> Rung:
         allowed=decided.allowed_rung,
         rungs=ladder.makers(_max_tokens(sizes.top_k), getattr(torch, decided.moe_intermediate)),
     )
-    boot_report.add_fact("experts", choice.report())
+    if "experts" not in boot_report.facts():
+        boot_report.add_fact("experts", choice.report())
     return choice.rung
 
 
@@ -179,7 +182,7 @@ def _max_tokens(top_k: int) -> int:
     return min(chunk, most) if chunk > 0 else most
 
 
-def _plain_or_stream(sizes: ExpertSizes) -> dict[str, tuple[int, ...]]:
+def _shapes(sizes: ExpertSizes) -> dict[str, tuple[int, ...]]:
     """Return name and shape of one layer's parameters."""
     hidden, inner = sizes.hidden, sizes.inner
     layout = layouts.named(sizes.layout, where="expert layout")
@@ -191,7 +194,7 @@ def _plain_or_stream(sizes: ExpertSizes) -> dict[str, tuple[int, ...]]:
 
 
 def _register_streams(layer: torch.nn.Module, sizes: ExpertSizes, attributes: Any) -> None:
-    for name, shape in _plain_or_stream(sizes).items():
+    for name, shape in _shapes(sizes).items():
         stream = torch.nn.Parameter(torch.empty(shape, dtype=torch.uint8), requires_grad=False)
         layer.register_parameter(name, stream)
         set_weight_attrs(stream, attributes)
@@ -209,17 +212,13 @@ def _expect(layer: torch.nn.Module, where: str, name: str, wanted: tuple[int, ..
         )
 
 
-def _check_local_ids(layer: Any, where: str) -> None:
+def _global_ids(layer: Any) -> str:
+    """Return why expert ids would not arrive local, or ""."""
     dispatcher = layer.dispatcher
-    if dispatcher.moe_ep_size > 1 and (
-        dispatcher.use_aiter_moe_runner or dispatcher.skip_local_expert_mapping
-    ):
-        raise UserError(
-            where,
-            found="global expert ids with expert parallelism",
-            allowed="local expert ids",
-            do="pass --moe-runner-backend triton (the presets do)",
-        )
+    is_global = dispatcher.use_aiter_moe_runner or dispatcher.skip_local_expert_mapping
+    if dispatcher.moe_ep_size > 1 and is_global:
+        return "global expert ids with expert parallelism"
+    return ""
 
 
 def _check_scales(where: str, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -245,4 +244,90 @@ def _check_scales(where: str, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def complete(model: torch.nn.Module, is_draft: bool) -> None:
-    """Finish a loaded model: what takes more than one module."""
+    """Finish a loaded model: a bf16 draft's experts, and each layer's shared expert.
+
+    What is taken and what is left to SGLang is added to the boot report.
+
+    Args:
+        model: Target or draft, loaded.
+        is_draft: Which.
+    """
+    together = _decided().shared_expert == "together"
+    shared, draft = Counter[str](), Counter[str]()
+    for name, block in model.named_modules():
+        if not isinstance(block, Qwen2MoeSparseMoeBlock):
+            continue
+        taken = getattr(block.experts.scheme, "on_rung", None)
+        if taken is None and is_draft:
+            taken = _take_draft(f"{name}.experts", block.experts, draft)
+        if taken is None:
+            continue
+        why = why_apart(block, taken) if together else "asked for"
+        shared[f"apart: {why}" if why else "together"] += 1
+        if not why:
+            take_shared(block, taken)
+    fact = boot_report.facts().get("experts", {})
+    part = "draft" if is_draft else "target"
+    found = {f"{part}.shared_expert": dict(shared), f"{part}.bf16_experts": dict(draft)}
+    boot_report.add_fact("experts", {**fact, **{k: v for k, v in found.items() if v}})
+
+
+def _take_draft(name: str, layer: Any, counts: Counter[str]) -> OnRung | None:
+    """Take a layer of bf16 experts onto the process's rung where that runs them, and is right."""
+    reason = _why_stock(layer)
+    if reason:
+        counts[f"left to SGLang: {reason}"] += 1
+        return None
+    sizes, device = _bf16_sizes(layer), layer.w13_weight.device
+    rung = ladder.taken(device)
+    if rung is None:
+        return None
+    reason = rung.can_run(device, sizes) or _bf16_self_test(rung, device, sizes)
+    if reason:
+        print(f"sglang-mi300a: {name} left to SGLang: {reason}", file=sys.stderr, flush=True)
+        counts[f"left to SGLang: {reason}"] += 1
+        return None
+    taken = take_bf16(name, layer, sizes, rung)
+    layer.mi300a_on_rung = taken
+    counts[f"on {rung.name}"] += 1
+    return taken
+
+
+def _why_stock(layer: Any) -> str:
+    """Return why a float layer stays SGLang's, before its sizes are looked at."""
+    method = layer.quant_method
+    hook = hooking.installed().get(DRAFT_HOOK)
+    if hook is None or hook.skipped or not hooking.is_live(hook)[0]:
+        return f"hook {DRAFT_HOOK} is not in place"
+    if type(method) is not UnquantizedFusedMoEMethod or method.with_bias:
+        return f"{type(method).__name__} with or without bias"
+    if method._aiter_runner is not None or method.use_triton_kernels:
+        return "its weights are in another kernel's order"
+    if layer.w13_weight.dtype is not torch.bfloat16:
+        return f"weights of {layer.w13_weight.dtype}"
+    return _global_ids(layer)
+
+
+def _bf16_sizes(layer: Any) -> ExpertSizes:
+    num_experts, double_inner, hidden = layer.w13_weight.shape
+    return ExpertSizes(
+        num_experts=num_experts,
+        hidden=hidden,
+        inner=double_inner // 2,
+        top_k=layer.top_k,
+        layout=_decided().expert_layout,
+        weights="bf16",
+    )
+
+
+def _bf16_self_test(rung: Rung, device: torch.device, sizes: ExpertSizes) -> str:
+    test = selftest.run(rung, device, sizes)
+    return "" if test.passed else test.in_words()
+
+
+def apply_taken(original: Callable[..., Any], method: Any, layer: Any, dispatch_output: Any) -> Any:
+    """Return a float expert layer's result: on our rung if it was taken, else SGLang's own."""
+    taken = layer.__dict__.get("mi300a_on_rung")
+    if taken is None:
+        return original(method, layer, dispatch_output)
+    return StandardCombineInput(taken.apply(dispatch_output))

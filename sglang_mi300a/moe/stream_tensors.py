@@ -1,6 +1,7 @@
-"""Streams (``stream_layout``) read by torch on any device, for the rungs not made for them.
+"""Streams (``stream_layout``) by torch, on any device.
 
-What the codes and scales are is the same as in the plain layout; only their places differ.
+MXFP4 streams are read, for the rungs that are not made for them; bf16 ones are made, of weights
+that SGLang has loaded in its own order. In place, since a second copy has no room.
 """
 
 from __future__ import annotations
@@ -11,10 +12,19 @@ import numpy as np
 import torch
 
 from sglang_mi300a import mxfp4, stream_layout
-from sglang_mi300a.stream_layout import CODE_BYTES, RECORD_BYTES, RECORD_K, ROWS, SCALE_BYTES
+from sglang_mi300a.stream_layout import (
+    BF16_RECORD_K,
+    CODE_BYTES,
+    RECORD_BYTES,
+    RECORD_K,
+    ROWS,
+    SCALE_BYTES,
+)
 
 _BLOCKS = RECORD_K // mxfp4.BLOCK
 _LANE_GROUPS = 4
+_LANE_BYTES = 16
+_BF16_BYTES = 2
 
 
 @lru_cache(maxsize=8)
@@ -86,3 +96,30 @@ def make_plain(
         streams[:, :split].view(num_experts, num_rows, k // 2),
         streams[:, split:].view(num_experts, num_rows, k // mxfp4.BLOCK),
     )
+
+
+def make_bf16_streams(projection: str, weights: torch.Tensor) -> torch.Tensor:
+    """Rewrite bf16 experts in place as streams, one by one; return a view.
+
+    ``stream_layout.split_bf16``, by torch. Needs room for a copy of one expert.
+
+    Args:
+        projection: ``w13`` (gate rows, then up rows) or ``w2``.
+        weights: bf16 ``[experts, rows, K]``, contiguous.
+
+    Returns:
+        uint8 ``[experts, rows * K * 2]``, the same memory.
+
+    Raises:
+        ValueError: K does not fit.
+    """
+    num_experts, num_rows, k = weights.shape
+    slices = stream_layout.num_slices(projection, k, BF16_RECORD_K)
+    each = k // (slices * BF16_RECORD_K)
+    order = stream_layout.record_order(projection, num_rows, slices, each, _LANE_GROUPS)
+    streams = weights.view(torch.uint8).view(num_experts, num_rows * k * _BF16_BYTES)
+    for stream in streams:
+        lanes = stream.view(*order.by_row, _LANE_BYTES)
+        records = lanes.permute(*order.to_stream, 6).reshape(-1, ROWS, _LANE_GROUPS, _LANE_BYTES)
+        stream.copy_(records.transpose(1, 2).reshape(-1))
+    return streams

@@ -43,3 +43,16 @@ def test_streams_become_plain_in_place(projection, num_rows, k):
     assert np.array_equal(scale.numpy(), scales)
     assert weight.data_ptr() == address
     assert weight.untyped_storage().nbytes() == packed.nbytes + scales.nbytes
+
+
+@pytest.mark.parametrize(("projection", "num_rows", "k"), SHAPES)
+def test_bf16_weights_become_streams_in_place(projection, num_rows, k):
+    draw = torch.Generator().manual_seed(k)
+    weights = torch.randn(EXPERTS, num_rows, k, generator=draw).bfloat16()
+    plain = weights.view(torch.uint8).numpy().copy()
+    address = weights.data_ptr()
+    streams = stream_tensors.make_bf16_streams(projection, weights)
+    for expert in range(EXPERTS):
+        want = stream_layout.split_bf16(projection, plain[expert])
+        assert np.array_equal(streams[expert].numpy(), want)
+    assert streams.data_ptr() == address
