@@ -23,7 +23,7 @@ import statistics
 import sys
 import time
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ from benchmarks.replay_server import (  # noqa: E402
     Server,
     Setup,
 )
+from sglang_mi300a.pools.prefill_accumulation import Limits  # noqa: E402
 from sglang_mi300a.pools.workload import Clients, Session, Workload  # noqa: E402
 
 # ---- traffic and time ----
@@ -119,6 +120,11 @@ class Count:
         cache_us: Time in all of the cache's entries, likewise.
         evict_calls: Python calls made inside ``evict``; 0 where they were not counted.
         cache_calls: The same, inside all of the cache's entries.
+        prefill_passes: Passes that prefilled.
+        decode_passes: Passes that decoded.
+        modelled_s: Time they would have taken; see :func:`pass_s`.
+        first_token_passes: Of turns after the first, passes from sending to the first token.
+        first_token_s: The same, in modelled seconds.
     """
 
     turns: int = 0
@@ -133,6 +139,11 @@ class Count:
     cache_us: list[float] = field(default_factory=list)
     evict_calls: int = 0
     cache_calls: int = 0
+    prefill_passes: int = 0
+    decode_passes: int = 0
+    modelled_s: float = 0.0
+    first_token_passes: list[int] = field(default_factory=list)
+    first_token_s: list[float] = field(default_factory=list)
 
 
 class Meter:
@@ -194,6 +205,7 @@ def replay(
     turns: int,
     check_every: int = 500,
     count_calls: bool = False,
+    accumulate: Limits | None = None,
 ) -> Count:
     """Return what ``turns`` turns cost after ``warm_up_turns``.
 
@@ -204,12 +216,14 @@ def replay(
         turns: Turns that are.
         check_every: Turns between two checks of the cache's and the pools' invariants.
         count_calls: Whether to count the Python calls inside ``evict`` (slow).
+        accumulate: How long prompts are held back; None: not at all.
     """
     setup = Setup(
         slots=cell.slots,
         max_running=cell.sessions,
         overlap=cell.overlap,
         policy=POLICIES[cell.policy],
+        accumulate=accumulate or Limits(),
     )
     workload = Workload(
         seed=seed,
@@ -235,13 +249,15 @@ def _replay(
     check_every: int,
 ) -> Count:
     in_flight: dict[str, tuple[Session, array[int]]] = {}
-    now_s = 0.0
+    sent: dict[str, tuple[int, float]] = {}
+    now_s, passes = 0.0, 0
 
     def send() -> None:
         session = clients.take(now_s)
         reply = session.generate(session.reply_tokens)
         req = server.submit(f"{session.number}-{session.at}", session.prompt, reply)
         in_flight[req.rid] = (session, reply)
+        sent[req.rid] = (passes, now_s)
 
     for _ in range(cell.sessions):
         send()
@@ -252,7 +268,17 @@ def _replay(
     while done < warm_up_turns + turns:
         prefilled, decoded, finished = server.step()
         assert prefilled or decoded, "nothing can run: the pools are too small"
-        now_s += pass_s(prefilled, decoded)
+        took_s = pass_s(prefilled, decoded)
+        now_s, passes = now_s + took_s, passes + 1
+        if before is not None:
+            count.modelled_s += took_s
+            count.prefill_passes += prefilled > 0
+            count.decode_passes += decoded > 0
+            for req in server.begun:
+                if in_flight[req.rid][0].at:
+                    at_pass, at_s = sent[req.rid]
+                    count.first_token_passes.append(passes - at_pass)
+                    count.first_token_s.append(now_s - at_s)
         for req in finished:
             session, reply = in_flight.pop(req.rid)
             done += 1
@@ -381,20 +407,75 @@ def measure_cost(
         for _ in range(repeats):
             for cell in cells:
                 times[cell].append(run(cell))
+        calls_of_stock = 0.0
         for cell in cells:
             calls = run(cell, count_calls=True)
+            a_turn = calls.evict_calls / calls.turns
+            calls_of_stock = calls_of_stock or a_turn  # stock is first
+            us, us_of_stock = (_least(c.evict_us for c in times[each]) for each in (cell, cells[0]))
             rows.append(
                 {
                     "sessions": cell.sessions,
                     "slots": cell.slots,
                     "policy": cell.policy,
-                    "evict_calls_per_turn": round(calls.evict_calls / calls.turns, 1),
+                    "evict_calls_over_stock": round(a_turn / calls_of_stock, 3),
+                    "evict_us_over_stock": round(us / us_of_stock, 3) if us_of_stock else None,
+                    "evict_calls_per_turn": round(a_turn, 1),
                     "cache_calls_per_turn": round(calls.cache_calls / calls.turns, 1),
-                    "evict_us_per_turn": _least(count.evict_us for count in times[cell]),
+                    "evict_us_per_turn": us,
                     "cache_us_per_turn": _least(count.cache_us for count in times[cell]),
                 }
             )
     return rows
+
+
+ACCUMULATE_PLACES = ((4, 24), (8, 48), (16, 80), (48, 192), (96, 384))
+ACCUMULATE_LIMITS = ("0", "512/8", "1024/8", "1536/8", "1536/14")
+SHIPPED_LIMITS = "512/8"
+"""What preset ``tuned`` sets."""
+
+
+def measure_accumulation(places: Iterable[tuple[int, int]], size: Size) -> list[dict[str, Any]]:
+    """Return what holding prompts back does, by limits: medians over the seeds.
+
+    Passes are counted; seconds are those of :func:`pass_s`.
+    """
+    rows = []
+    for (sessions, slots), text in itertools.product(places, ACCUMULATE_LIMITS):
+        cell = Cell(sessions, slots, "turntail+margin")
+        counts = [
+            replay(
+                cell,
+                seed=seed,
+                warm_up_turns=size.warm_up(cell),
+                turns=size.turns,
+                accumulate=Limits.from_text(text, "limits"),
+            )
+            for seed in size.seeds
+        ]
+        rows.append({"sessions": sessions, "slots": slots, "limits": text, **_effect(counts)})
+    return rows
+
+
+def _effect(counts: Sequence[Count]) -> dict[str, float]:
+    def median(of: Callable[[Count], float], digits: int) -> float:
+        return round(statistics.median(of(count) for count in counts), digits)
+
+    return {
+        "prefill_passes_per_100_turns": median(lambda c: 100 * c.prefill_passes / c.turns, 1),
+        "decode_passes_per_100_turns": median(lambda c: 100 * c.decode_passes / c.turns, 1),
+        "tokens_per_prefill_pass": median(lambda c: c.prefilled / c.prefill_passes, 0),
+        "first_token_passes_median": median(lambda c: statistics.median(c.first_token_passes), 1),
+        "first_token_passes_p95": median(lambda c: _p95(c.first_token_passes), 1),
+        "first_token_s_median": median(lambda c: statistics.median(c.first_token_s), 3),
+        "first_token_s_p95": median(lambda c: _p95(c.first_token_s), 3),
+        "tokens_per_modelled_s": median(lambda c: c.generated / c.modelled_s, 0),
+        "hit_over_ideal": median(lambda c: c.cached / c.ideal, 4),
+    }
+
+
+def _p95(values: Sequence[float]) -> float:
+    return statistics.quantiles(values, n=20)[-1]
 
 
 def _least(repeats: Iterable[list[float]]) -> float:
@@ -440,6 +521,36 @@ def judge(rows: Sequence[dict[str, Any]]) -> list[str]:
             if against is not None and (other == "stock" or cell.system_tokens):
                 bar(cell, against["hit"] - less, "hit")
     return short
+
+
+def judge_accumulation(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return where the limits of preset ``tuned`` fall short, in words; [] if nowhere.
+
+    They must not cost tokens a second at any number of sessions, must gain some at 48, and must
+    leave the time to the first token far below the 10 s that a turn may take.
+    """
+    by_key = {(row["sessions"], row["limits"]): row for row in rows}
+    short = []
+    for (sessions, limits), row in by_key.items():
+        if limits != SHIPPED_LIMITS:
+            continue
+        ratio = row["tokens_per_modelled_s"] / by_key[sessions, "0"]["tokens_per_modelled_s"]
+        least = 1.03 if sessions == 48 else 0.99
+        if ratio < least:
+            short.append(f"{sessions} sessions, {limits}: tokens/s x{ratio:.3f} < {least}")
+        if row["first_token_s_p95"] > 1.0:
+            short.append(f"{sessions} sessions, {limits}: first token p95 above 1 s")
+    return short
+
+
+def judge_cost(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return where evicting costs more than stock's, by Python calls of the same replay."""
+    return [
+        f"{row['sessions']} sessions, {row['policy']}: evict x{row['evict_calls_over_stock']:.2f} "
+        "of stock's calls"
+        for row in rows
+        if row["evict_calls_over_stock"] > 1
+    ]
 
 
 def describe(cell: Cell) -> str:
@@ -570,18 +681,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
         places = COST_PLACES[:1] if given.quick else COST_PLACES
         result["cost"] = measure_cost(places, *((100, 1) if given.quick else (600, 3)))
         _write(given.out, result)
+    if given.full and "accumulation" not in result:
+        few = replace(size, seeds=size.seeds[:3])
+        result["accumulation"] = measure_accumulation(ACCUMULATE_PLACES, few)
+        _write(given.out, result)
     for row in result.get("cost", ()):
         print(
-            f"{row['sessions']} sessions, {row['slots']} slots, {row['policy']}: "
-            f"{row['evict_calls_per_turn']} Python calls and {row['evict_us_per_turn']} us a turn "
-            f"in evict, {row['cache_calls_per_turn']} and {row['cache_us_per_turn']} in all",
+            f"{row['sessions']} sessions, {row['slots']} slots, {row['policy']}: a turn takes "
+            f"{row['evict_calls_per_turn']} Python calls in evict "
+            f"(x{row['evict_calls_over_stock']:.2f} of stock), {row['evict_us_per_turn']} us "
+            f"(x{row['evict_us_over_stock'] or 0:.2f}); {row['cache_calls_per_turn']} and "
+            f"{row['cache_us_per_turn']} us in all of the cache",
+            file=table,
+        )
+    for row in result.get("accumulation", ()):
+        print(
+            f"{row['sessions']} sessions, prompts held back {row['limits']}: "
+            f"{row['prefill_passes_per_100_turns']} prefill passes in 100 turns, first token after "
+            f"{row['first_token_passes_median']:g} passes (p95 {row['first_token_passes_p95']:g}); "
+            f"modelled: {row['tokens_per_modelled_s']:.0f} tokens/s, first token p95 "
+            f"{row['first_token_s_p95']:.2f} s",
             file=table,
         )
     if given.plot:
         plot(rows, given.plot)
     if given.json:
         print(json.dumps(result if given.out is None else {**result, "cells": rows}, indent=1))
-    short = judge(rows)
+    short = [
+        *judge(rows),
+        *judge_cost(result.get("cost", ())),
+        *judge_accumulation(result.get("accumulation", ())),
+    ]
     for each in short:
         print(f"falls short: {each}", file=table)
     return 1 if short else 0

@@ -23,6 +23,7 @@ from sglang.srt.configs.mamba_utils import (
     Mamba2StateDType,
     Mamba2StateShape,
 )
+from sglang.srt.managers.prefill_delayer import PrefillDelayerSinglePassExecutor
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, ScheduleBatch
 from sglang.srt.managers.schedule_batch import Req as StockReq
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
@@ -47,6 +48,7 @@ from sglang.srt.runtime_context import get_context
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
+from sglang_mi300a.pools.prefill_accumulation import AccumulatingDelayer, Limits
 from sglang_mi300a.pools.stock import make_turn_tail_cache, place_snapshot_with_margin
 from sglang_mi300a.pools.turn_tail.refusals import BACKEND
 from sglang_mi300a.pools.workload import GRID_TOKENS
@@ -101,6 +103,7 @@ class Setup:
         overlap: Whether scheduling overlaps with the forward pass: one more slot a request.
         chunk_tokens: ``--chunked-prefill-size``.
         policy: Which cache.
+        accumulate: How long prompts are held back.
     """
 
     slots: int
@@ -109,6 +112,7 @@ class Setup:
     overlap: bool = False
     chunk_tokens: int = CHUNK_TOKENS
     policy: Policy = field(default_factory=Policy)
+    accumulate: Limits = field(default_factory=Limits)
 
     @property
     def run_cap(self) -> int:
@@ -168,6 +172,7 @@ class Server:
         content: What the state in each slot would have seen: tokens, and how many of them.
         num_prefilled: Tokens prefilled so far.
         num_retracted: Requests put back into the queue so far.
+        begun: Requests that got their first token in the last pass.
     """
 
     state_shape = ONE_NUMBER
@@ -234,6 +239,15 @@ class Server:
         self._new_token_ratio = 0.5
         self._replies: dict[str, array[int]] = {}
         self.content: dict[int, tuple[array[int], int]] = {}
+        self.begun: list[StockReq] = []
+        self._delayer = None
+        if setup.accumulate.hold_back:
+            self._delayer = AccumulatingDelayer(
+                setup.accumulate,
+                queue=lambda: self.waiting,
+                in_chunks=lambda: self._chunked is not None,
+                decided_by_one=lambda mine: mine,
+            )
 
     def close(self) -> None:
         """Give SGLang's process-wide configuration back."""
@@ -293,6 +307,7 @@ class Server:
             Tokens prefilled, requests decoded (one of the two is 0; both: nothing to do), and the
             requests this pass finished.
         """
+        self.begun = []
         if self._chunked is not None:
             maybe_cache_unfinished_req(self._chunked, self.cache, chunked=True)
         self._merge_prefilled()
@@ -336,6 +351,12 @@ class Server:
             MAX_PREFILL_TOKENS,
             self.setup.chunk_tokens,
             max_running_requests=self.setup.run_cap,
+            prefill_delayer_single_pass=(
+                PrefillDelayerSinglePassExecutor(self._delayer, token_usage=0.0)
+                if self._delayer is not None
+                else None
+            ),
+            waiting_queue_len=len(self.waiting),
         )
         if self._chunked is not None:
             self._chunked.init_next_round_input()
@@ -396,6 +417,8 @@ class Server:
         for req in batch.reqs:
             if req is self._chunked:
                 continue
+            if not req.output_ids:
+                self.begun.append(req)
             self._generate(req, 1)
             if req.finished():
                 release_kv_cache(req, self.cache)

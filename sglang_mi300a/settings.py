@@ -43,6 +43,10 @@ that of its own accelerators. For tests and rehearsals, refused on an accelerato
 ALLOW_UNTUNED = "SGLANG_MI300A_ALLOW_UNTUNED"
 """``1``: serve with stock's choices of dense products where the applied table does not fit."""
 
+ACCUMULATE = "SGLANG_MI300A_ACCUMULATE"
+"""``TOKENS/PASSES``: prompts wait for so many new tokens in the queue, or so many passes; ``0``:
+they do not wait."""
+
 OFF_VALUES = ("off", "0", "")
 SCHEMA = 1
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from sglang_mi300a import boot_report, device, hook_fit, hooking, plugin, served_model, settings
 from sglang_mi300a import layout as layouts
-from sglang_mi300a.cli import plan, serve_memory, serve_tables
+from sglang_mi300a.cli import plan, serve_memory, serve_tables, stock_settings
 from sglang_mi300a.cpu_engine import recipe
 from sglang_mi300a.errors import EXIT_BAD_INPUT, JudgedAgainst, UserError
 from sglang_mi300a.serving import preset as presets
@@ -108,7 +108,7 @@ def _apply(server_args: Any, name: str) -> None:
         decision.record.tp_size,
         on_cpu=decision.record.device == "cpu",
     )
-    for line in (*memory.said, *products.said):
+    for line in (*decision.notes, *memory.said, *products.said):
         print(f"sglang-mi300a: {line}", file=sys.stderr)
     if memory.job is not None:
         serve_memory.forbid_core_dumps()
@@ -142,6 +142,7 @@ class Decision:
         environment: Variables to set where the user has not.
         merged: Every ``ServerArgs`` field, the preset's and the user's.
         model: Facts of the model.
+        notes: What to tell the user, a line each.
     """
 
     record: settings.Resolved
@@ -149,6 +150,7 @@ class Decision:
     environment: dict[str, str]
     merged: dict[str, Any]
     model: served_model.ServedModel
+    notes: tuple[str, ...]
 
 
 def decide(name: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Decision:
@@ -198,6 +200,11 @@ def decide(name: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> 
         environment.update(recipe.environment(tp, cpus, str(merged["dtype"])))
     merged = {**defaults, **fields, **given}
     _check_refused(merged)
+    seen = settings.child_environment({})
+    right = stock_settings.put_right(
+        merged, {**environment, **seen}, int(model.text["max_position_embeddings"])
+    )
+    fields.update(right.fields)
     options = LoaderOptions.from_mapping(_extra_config(merged["model_loader_extra_config"]))
     record = settings.Resolved(
         preset=name,
@@ -216,7 +223,7 @@ def decide(name: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> 
         shared_expert=settings.shared_expert(),
         run_dir="",
     )
-    return Decision(record, fields, environment, merged, model)
+    return Decision(record, fields, environment, merged, model, right.notes)
 
 
 def expert_layout(model: served_model.ServedModel, tp: int, ep: int) -> str:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_mi300a import artifact_manifest, graph_phases, model_dims, served_model, settings
+from sglang_mi300a.cli import stock_settings
 from sglang_mi300a.errors import EXIT_JUDGED_AGAINST, EXIT_OK, UserError
 from sglang_mi300a.pools import (
     byte_text,
@@ -253,23 +254,14 @@ def asked_of(
         wishes: What a user asks for besides.
     """
     page = int(fields.get("page_size") or 1)
-    strategy, overlap = pool_sizes.resolved_strategy(
-        str(fields.get("mamba_radix_cache_strategy", "auto")),
-        overlap=not fields.get("disable_overlap_schedule", False),
-        page_tokens=page,
-    )
-    scheduler = pool_sizes.Scheduler(
-        overlap=overlap,
-        strategy=strategy,
-        radix_cache=not fields.get("disable_radix_cache", False),
-        skip_decode_lock=environment.get("SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK") == "1",
-    )
+    scheduler = stock_settings.scheduler_of(fields, environment)
     draft_steps, draft_tokens = _drafted(fields)
     chunk = int(fields.get("chunked_prefill_size") or 0)
     chunk = chunk if chunk > 0 else pool_sizes.default_chunk_tokens(memory_bytes)
     context = int(fields.get("context_length") or dims.max_position_embeddings)
     session = min(DEFAULT_CONTEXT, context) if wishes.context is None else wishes.context
     requests, slots, tokens = _counts(fields, scheduler, page, session, wishes)
+    passed = stock_settings.compensated_fraction(fields, context).fields
     return Asked(
         kv_tokens=tokens,
         state_slots=slots,
@@ -287,7 +279,7 @@ def asked_of(
         chunk_tokens=chunk,
         prefill_graph_tokens=_prefill_graph_tokens(fields, chunk),
         decode_graphs=graph_phases.captures(fields, "decode", default=True),
-        mem_fraction=fields.get("mem_fraction_static"),
+        mem_fraction=passed.get("mem_fraction_static", fields.get("mem_fraction_static")),
         aiter=fields.get("attention_backend") == "aiter",
     )
 

@@ -44,8 +44,8 @@ def state_pool_on_cpu(original: Callable[..., None], self: Any, *args: Any, **kw
         original(self, *args, **kwargs)
 
 
-def snapshot_lines_on_cpu(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    """Name the lines of the next snapshots without pinning memory for an accelerator."""
+def without_pinning(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    """Prepare a batch without pinning memory for an accelerator."""
     with CudaMeansCpu():
         original(*args, **kwargs)
 

@@ -169,7 +169,7 @@ HOOKS: tuple[AnySeam, ...] = (
         name="cpu_engine.snapshot_lines",
         target="sglang.srt.managers.schedule_batch.set_mamba_track_indices_from_reqs",
         kind="around",
-        call=f"{_BODIES}:snapshot_lines_on_cpu",
+        call=f"{_BODIES}:without_pinning",
         callers=("sglang.srt.speculative.spec_utils.set_mamba_track_indices_from_reqs",),
         device="cpu",
         # Called only where requests keep states to take snapshots in; stock then stops by itself,
@@ -178,6 +178,19 @@ HOOKS: tuple[AnySeam, ...] = (
         reached_by="decode",
         why="stock pins the list of lines for an accelerator, which fails where there is none",
         remove_when="SGLang does not pin that list on a CPU",
+    ),
+    Hook(
+        name="cpu_engine.snapshot_mask",
+        target="sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_decode",
+        kind="around",
+        call=f"{_BODIES}:without_pinning",
+        device="cpu",
+        # Needed only where requests keep states to take snapshots in and nothing is drafted; stock
+        # then stops by itself, as there is no pinned memory.
+        required=False,
+        reached_by="decode",
+        why="stock pins the mask of requests whose snapshot is due for an accelerator",
+        remove_when="SGLang does not pin that mask on a CPU",
     ),
     Hook(
         name="cpu_engine.snapshot_states",

@@ -7,9 +7,15 @@ from typing import Any
 from sglang_mi300a import gates, settings
 from sglang_mi300a.hooking import AnySeam, Hook, Reliance
 from sglang_mi300a.pools import after_weights, available_memory, fixed_sizes
+from sglang_mi300a.pools.prefill_accumulation import (
+    AccumulatingDelayer,
+    Limits,
+    first_rank_decides,
+)
 from sglang_mi300a.pools.turn_tail.seams import SEAMS as TURN_TAIL_SEAMS
 from sglang_mi300a.pools.unified_memory import HipView
 
+_ACCUMULATES = "SGLang's own delayer waits for new tokens and runs without overlap scheduling"
 _CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
 _NUMA = "sglang.srt.utils.numa_utils"
 
@@ -48,6 +54,27 @@ def _available_memory(
     original(device, gpu_id, False, *rest, **more)  # gives back what torch keeps for reuse
     hip = _hip(device, gpu_id)
     return available_memory.available_gib(record, rank, hip, distributed=distributed)
+
+
+def _accumulate_prefills(result: None, self: Any, *_: Any, **__: Any) -> None:
+    limits = Limits.from_text(settings.get(settings.ACCUMULATE), settings.ACCUMULATE)
+    if self.prefill_delayer is None and limits.hold_back:
+        self.prefill_delayer = AccumulatingDelayer(
+            limits,
+            queue=lambda: self.waiting_queue,
+            in_chunks=lambda: self.chunked_req is not None,
+            decided_by_one=first_rank_decides(self.tp_cpu_group),
+        )
+
+
+def _relies_on_executor(name: str, target: str, why: str) -> Reliance:
+    return Reliance(
+        name=f"pools.accumulate_{name}",
+        target=target,
+        required=False,
+        why=why,
+        remove_when=_ACCUMULATES,
+    )
 
 
 HOOKS: tuple[AnySeam, ...] = (
@@ -119,4 +146,37 @@ HOOKS: tuple[AnySeam, ...] = (
         remove_when="SGLang finds the NUMA node of an APU by itself",
     ),
     *TURN_TAIL_SEAMS,
+    Hook(
+        name="pools.accumulate_prefills",
+        target="sglang.srt.managers.scheduler.Scheduler.__init__",
+        kind="after",
+        call=_accumulate_prefills,
+        needs=("self",),
+        required=False,
+        reached_by="prefill",
+        why="a prefill pass holds all running requests up, for one short prompt nearly as long as "
+        "for several; stock's own delayer waits for other conditions and refuses to be built "
+        "without overlap scheduling",
+        remove_when=_ACCUMULATES,
+    ),
+    _relies_on_executor(
+        "executor",
+        "sglang.srt.managers.prefill_delayer.PrefillDelayerSinglePassExecutor",
+        "it asks the delayer once a pass",
+    ),
+    _relies_on_executor(
+        "verdict",
+        "sglang.srt.managers.prefill_delayer._record_single_pass_result",
+        "it reads the delayer's decision and counts it",
+    ),
+    _relies_on_executor(
+        "pass",
+        "sglang.srt.managers.scheduler.Scheduler.get_new_batch_prefill",
+        "it takes Scheduler.prefill_delayer into every pass",
+    ),
+    _relies_on_executor(
+        "admission",
+        "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req",
+        "it asks after the first queued request's prefix is known, and admits none if told so",
+    ),
 )

@@ -250,6 +250,11 @@ def effective_fraction(passed: float, *, aiter: bool, context_tokens: int) -> fl
     return passed * AITER_FRACTION if scaled else passed
 
 
+def fraction_to_pass(asked: float, *, aiter: bool, context_tokens: int) -> float:
+    """Return the ``--mem-fraction-static`` of which stock makes the one asked for."""
+    return asked / effective_fraction(1.0, aiter=aiter, context_tokens=context_tokens)
+
+
 def default_chunk_tokens(memory_bytes: int) -> int:
     """Return stock's ``--chunked-prefill-size`` for a device of this much memory."""
     memory_gib = memory_bytes / GIB

@@ -48,6 +48,7 @@ def test_without_drafts_only_what_every_server_reaches_is_installed() -> None:
         "cpu_engine.quark_float32",
         "cpu_engine.foreign_experts",
         "cpu_engine.snapshot_lines",
+        "cpu_engine.snapshot_mask",
         "cpu_engine.snapshot_states",
     }
 
@@ -83,6 +84,7 @@ def test_only_what_stops_or_is_harmless_by_itself_is_optional() -> None:
         "cpu_engine.draft_metadata",
         "cpu_engine.extra_buffer",  # stock refuses it itself
         "cpu_engine.snapshot_lines",  # stock fails to pin memory
+        "cpu_engine.snapshot_mask",  # the same
         "cpu_engine.snapshot_states",  # stock fails to launch its kernel
     }
 

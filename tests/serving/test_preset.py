@@ -31,6 +31,24 @@ def test_pools_hold_the_requests_they_promise(name):
     assert lines["max_total_tokens"].value % lines["page_size"].value == 0
 
 
+def test_sglangs_own_number_of_requests_with_drafts_is_never_what_decides():
+    from sglang_mi300a import plugin
+
+    hook = plugin.installed_sglang().read("sglang/srt/arg_groups/speculative_hook.py")
+    assert "server_args.max_running_requests = 48" in hook  # where none was given
+    for name in preset.names():
+        for device in ("gfx942", "cpu"):
+            assert preset.load(name).on(device)["max_running_requests"].value is not None
+
+
+def test_tuned_keeps_states_by_turntail_and_baseline_by_stocks_order():
+    baseline, tuned = preset.load("baseline").on("gfx942"), preset.load("tuned").on("gfx942")
+    assert "radix_cache_backend" not in baseline
+    assert tuned["radix_cache_backend"].value == "gdn-turntail"
+    assert tuned["mamba_radix_cache_strategy"].value == "extra_buffer"
+    assert "SGLANG_MI300A_ACCUMULATE" not in baseline
+
+
 def test_tuned_is_baseline_with_drafts():
     baseline, tuned = preset.load("baseline").on("cpu"), preset.load("tuned").on("cpu")
     assert set(baseline) < set(tuned)

@@ -107,7 +107,7 @@ def test_the_table_says_each_line_how_it_is_known_in_both_units_and_to_the_byte(
 
 def test_both_memory_fractions_are_printed(run):
     _, out, _ = run("--set", "mem_fraction_static=0.72", "--concurrency", 48)
-    assert "passed 0.72, effective 0.612 (SGLang multiplies it by 0.85 for AITER)" in out
+    assert "passed 0.847059, effective 0.72 (SGLang multiplies it by 0.85 for AITER)" in out
 
 
 def test_the_json_holds_every_line_with_its_range_and_source(report):

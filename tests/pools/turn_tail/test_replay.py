@@ -144,12 +144,65 @@ def test_the_committed_result_is_the_whole_grid_with_five_seeds(cache_replay, co
     assert committed["command"].startswith("python benchmarks/cache_replay.py --full --seeds 5")
 
 
-def test_in_the_committed_result_evicting_costs_no_more_than_stock(committed):
+def test_in_the_committed_result_evicting_costs_no_more_than_stock(cache_replay, committed):
     cost = {(each["sessions"], each["policy"]): each for each in committed["cost"]}
-    for sessions in {sessions for sessions, _ in cost}:
+    assert {sessions for sessions, _ in cost} == {48, 96}
+    assert cache_replay.judge_cost(committed["cost"]) == []
+    for sessions in (48, 96):
         ours, stock = cost[sessions, "turntail+margin"], cost[sessions, "stock"]
         assert ours["evict_calls_per_turn"] <= stock["evict_calls_per_turn"]
         assert ours["evict_us_per_turn"] <= stock["evict_us_per_turn"]
+
+
+def test_a_costlier_eviction_would_be_said(cache_replay):
+    rows = [{"sessions": 48, "policy": "turntail", "evict_calls_over_stock": ratio}
+            for ratio in (1.0, 1.01)]  # fmt: skip
+    assert cache_replay.judge_cost(rows) == ["48 sessions, turntail: evict x1.01 of stock's calls"]
+
+
+def test_in_the_committed_result_the_shipped_limits_gain_and_cost_nothing(cache_replay, committed):
+    rows = committed["accumulation"]
+    assert {(row["sessions"], row["slots"]) for row in rows} == {*cache_replay.ACCUMULATE_PLACES}
+    assert cache_replay.judge_accumulation(rows) == []
+
+
+def test_the_limits_that_are_judged_are_those_the_preset_ships(cache_replay):
+    preset = json.loads((repository.PACKAGE / "serving/presets/tuned.json").read_text())
+    (line,) = [x for x in preset["lines"] if x.get("environment") == "SGLANG_MI300A_ACCUMULATE"]
+    assert line["value"] == cache_replay.SHIPPED_LIMITS
+
+
+@pytest.mark.parametrize(
+    ("sessions", "tokens", "p95_s", "said"),
+    [
+        (48, 1.03, 0.4, None),
+        (48, 1.02, 0.4, "48 sessions, 512/8: tokens/s"),
+        (8, 0.98, 0.4, "8 sessions, 512/8: tokens/s"),
+        (8, 1.0, 1.1, "above 1 s"),
+    ],
+)
+def test_limits_that_cost_would_be_said(cache_replay, sessions, tokens, p95_s, said):
+    rows = [
+        {"sessions": sessions, "limits": limits, "tokens_per_modelled_s": rate,
+         "first_token_s_p95": p95_s}
+        for limits, rate in (("0", 1000.0), ("512/8", 1000.0 * tokens))
+    ]  # fmt: skip
+    found = cache_replay.judge_accumulation(rows)
+    assert (found == []) if said is None else (said in found[0])
+
+
+def test_holding_prompts_back_saves_prefill_passes_and_starves_nobody(cache_replay):
+    cell = cache_replay.Cell(16, 96, "turntail+margin")
+    runs = {}
+    for text in ("0", "512/8"):
+        limits = cache_replay.Limits.from_text(text, "limits")
+        runs[text] = cache_replay.replay(
+            cell, seed=1, warm_up_turns=60, turns=140, check_every=50, accumulate=limits
+        )
+    assert runs["512/8"].prefill_passes < 0.9 * runs["0"].prefill_passes
+    # The cap, a pass behind a prompt in chunks, its own, and the finishing ones before.
+    assert max(runs["512/8"].first_token_passes) <= 8 + 4
+    assert runs["512/8"].cached / runs["512/8"].ideal > 0.95
 
 
 def test_the_workload_of_the_grid_is_the_published_one(cache_replay):
