@@ -1,5 +1,6 @@
 """``sglang-mi300a report``: one file, complete, with nothing private in it."""
 
+import importlib.util
 import json
 
 import pytest
@@ -42,28 +43,28 @@ def test_a_bare_report_says_what_is_not_in_it(capsys, tmp_path):
     assert report.level == "E0"
     assert report.sections == []
     assert set(report.left_out) == set(reports.OPTIONAL)
-    assert [one["id"] for one in report.findings] == ["no-gfx942"]
+    assert "no-gfx942" in [one["id"] for one in report.findings]
     assert len(report.kernels["moe"]["sha256"]) == 64
 
 
-def test_a_full_report_holds_the_start_the_tables_the_self_test_and_results(capsys, tmp_path):
+def test_a_report_holds_the_start_the_tables_and_results(capsys, tmp_path):
     model = made(tmp_path / SECRETS[1])
     (tmp_path / "goodput.json").write_text(
         json.dumps({"model": str(model), "made by": SECRETS[0], "tokens_per_s": 900.5})
     )
     out = tmp_path / "report.json"
     command = [
-        "report", "--out", str(out), "--model", str(model), "--tp", "2", "--selftest",
+        "report", "--out", str(out), "--model", str(model), "--tp", "2",
         "--run-dir", str(start(tmp_path / "run")), "--bench", str(tmp_path / "goodput.json"),
     ]  # fmt: skip
     assert main(command) == 0
     said = capsys.readouterr().out
     assert "boot       rank 0 serving after 30.2 s, 1 serving after 30.2 s" in said
     assert "hooks      0 of 1 live on every rank" in said
-    assert "self-test  hip cannot run, triton cannot run, torch passed" in said
-    assert "not in it" not in said
+    assert said.count("not in it") == 1
+    assert "not in it: self_test (no --selftest)" in said
     report = reports.load(out)
-    assert report.sections == list(reports.OPTIONAL)
+    assert report.sections == ["boot", "hooks", "tables", "bench"]
     assert report.boot[0]["reached_s"]["load"] == 2.5
     assert report.tables["gemm"]["covered"] == 0 < report.tables["gemm"]["cells"]
     assert report.bench[0]["result"]["tokens_per_s"] == 900.5
@@ -72,6 +73,15 @@ def test_a_full_report_holds_the_start_the_tables_the_self_test_and_results(caps
         assert secret not in text
     assert main(["report", "--show", str(out)]) == 0
     assert capsys.readouterr().out in said.removeprefix(f"{out}: ")
+
+
+def test_the_self_test_runs_in_a_process_of_its_own(capsys, tmp_path):
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("needs torch")
+    out = tmp_path / "report.json"
+    assert main(["report", "--out", str(out), "--selftest"]) == 0
+    assert "self-test  hip cannot run, triton cannot run, torch passed" in capsys.readouterr().out
+    assert reports.load(out).self_test["status"] == "fine"
 
 
 @pytest.mark.parametrize(
