@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from sglang_mi300a.doctor import findings, fixing, gather, record
+from sglang_mi300a.doctor import findings, fixing, gather, record, software
 from sglang_mi300a.doctor.facts import Facts
 from sglang_mi300a.doctor.judging import SEVERITIES, Finding
 from sglang_mi300a.errors import EXIT_JUDGED_AGAINST, EXIT_OK, UserError
@@ -109,6 +109,10 @@ def in_words(
         paths: Real places; those that findings speak of stand in their stead.
     """
     lines = [headline(seen)]
+    if (aiter := seen.software.aiter) is not None:
+        digest = aiter.lock_source_sha256
+        known = software.KNOWN_LOCK_SOURCES.get(digest, "a source not known by its digest")
+        lines.append(f"AITER's locks: {aiter.lock_dialect} ({known}, {digest or 'no file'})")
     lines += [f"fixed: {one}" for one in done]
     for one in found:
         lines += [

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from sglang_mi300a import settings
 
@@ -13,7 +14,7 @@ MASKS = (
     "CUDA_VISIBLE_DEVICES",
     "GPU_DEVICE_ORDINAL",
 )
-"""In the order in which they apply: the first is the runtime's, the others are HIP's."""
+"""The first is the runtime's. Of the others, HIP's, the first that is set counts."""
 
 NAMES = (
     *MASKS,
@@ -65,9 +66,23 @@ def _shown(name: str, value: str) -> str:
     return value if _PLAIN.fullmatch(value) else A_PATH
 
 
+def masks(shell: Mapping[str, str]) -> list[tuple[str, list[int]]]:
+    """Return the masks that apply, in order: each counts among the devices the one before left.
+
+    Masks that name devices otherwise than by number are left out.
+    """
+    runtime, *hip = MASKS
+    names = [runtime, *[name for name in hip if shell.get(name)][:1]]
+    found = [(name, mask(shell.get(name))) for name in names]
+    return [(name, numbers) for name, numbers in found if numbers is not None]
+
+
 def mask(text: str | None) -> list[int] | None:
-    """Return the device numbers of a mask; None if it is not set or names devices otherwise."""
-    if text is None or text == BY_UUID:
+    """Return the device numbers of a mask, up to the first that is none (``-1``: no device).
+
+    None if it is not set, is empty, or names devices otherwise.
+    """
+    if not text or text == BY_UUID:
         return None
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    return [int(part) for part in parts] if all(part.isdigit() for part in parts) else None
+    parts = (part.strip() for part in text.split(","))
+    return [int(part) for part in itertools.takewhile(str.isdigit, parts)]

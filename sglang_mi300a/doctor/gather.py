@@ -58,7 +58,8 @@ def facts(question: Question) -> tuple[Facts, dict[str, Path]]:
     tp = question.tp or _tp_of(question.model)
     found = device.accelerators(root / "sys")
     visible = visible_devices(
-        settings.get("ROCR_VISIBLE_DEVICES"), settings.get("HIP_VISIBLE_DEVICES")
+        settings.get("ROCR_VISIBLE_DEVICES"),
+        settings.get("HIP_VISIBLE_DEVICES") or settings.get("CUDA_VISIBLE_DEVICES"),
     )
     num_visible = len(found) if visible is None else len([n for n in visible if n < len(found)])
     paths = _paths(question.model)

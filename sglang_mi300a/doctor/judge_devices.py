@@ -21,10 +21,8 @@ def of_our_kind(facts: Facts) -> list[Device]:
 def visible(facts: Facts) -> int:
     """Return how many devices the masks leave."""
     left = len(facts.devices.found)
-    for name in environment.MASKS:
-        chosen = environment.mask(facts.environment.get(name))
-        if chosen is not None:
-            left = sum(1 for number in chosen if number < left)
+    for _, chosen in environment.masks(facts.environment):
+        left = sum(1 for number in chosen if number < left)
     return left
 
 
@@ -59,7 +57,7 @@ def not_an_mi300a(facts: Facts) -> Iterator[Seen]:
     "breaks",
     why="in a partitioned mode each APU shows as several small devices that share one memory; the "
     "model needs the whole of four",
-    cure="sudo amd-smi set --compute-partition SPX",
+    cure="sudo amd-smi set --gpu all --compute-partition SPX",
 )
 def partitioned(facts: Facts) -> Iterator[Seen]:
     """Judge that each APU is one device."""
@@ -92,10 +90,7 @@ def fewer_devices_than_ranks(facts: Facts) -> Iterator[Seen]:
 def masks_stack(facts: Facts) -> Iterator[Seen]:
     """Judge that no mask names a device that an earlier one hid."""
     left = len(facts.devices.found)
-    for name in environment.MASKS:
-        chosen = environment.mask(facts.environment.get(name))
-        if chosen is None:
-            continue
+    for name, chosen in environment.masks(facts.environment):
         lost = [str(number) for number in chosen if number >= left]
         if lost:
             yield Seen(f"{name} names device {', '.join(lost)}; {left} are left to choose from")
@@ -123,9 +118,8 @@ def masks_disagree(facts: Facts) -> Iterator[Seen]:
 )
 def mask_reorders(facts: Facts) -> Iterator[Seen]:
     """Judge that masks keep the driver's order."""
-    for name in environment.MASKS:
-        chosen = environment.mask(facts.environment.get(name))
-        if chosen and chosen != sorted(chosen):
+    for name, chosen in environment.masks(facts.environment):
+        if chosen != sorted(chosen):
             yield Seen(f"{name} is {facts.environment[name]}")
 
 

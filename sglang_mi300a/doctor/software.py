@@ -33,6 +33,9 @@ AITER_MODULES = (
 )  # fmt: skip
 """What SGLang 0.5.18 imports of AITER for this model on gfx942."""
 
+KNOWN_LOCK_SOURCES = {"a10c34a50c69cb0b": "amd-aiter 0.1.7.post2.dev18"}
+"""Whose locks they are, by digest of the source."""
+
 PLUGIN_GROUP = "sglang.srt.plugins"
 
 
@@ -92,7 +95,8 @@ def aiter_install(folder: Path | None) -> AiterInstall | None:
     """Return what an AITER is like, from its files; None without one."""
     if folder is None:
         return None
-    source = text(folder / "jit/utils/file_baton.py")
+    baton = folder / "jit/utils/file_baton.py"
+    source = text(baton)
     missing = []
     for name in AITER_MODULES:
         path = folder / name.replace(".", "/")
@@ -100,7 +104,7 @@ def aiter_install(folder: Path | None) -> AiterInstall | None:
             missing.append(name)
     return AiterInstall(
         lock_dialect=_lock_dialect(source),
-        lock_source_sha256=hashlib.sha256(source.encode()).hexdigest()[:16] if source else "",
+        lock_source_sha256=hashlib.sha256(baton.read_bytes()).hexdigest()[:16] if source else "",
         missing_modules=tuple(missing),
     )
 

@@ -31,6 +31,7 @@ def test_a_healthy_record_ends_with_0_and_says_what_was_not_wrong(capsys):
     assert main(["doctor", "--fixture", str(recorded.HEALTHY)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("4 x AMD Instinct MI300A (gfx942); Python 3.10.12; sglang 0.5.18;")
+    assert "\nAITER's locks: pid and host (a source not known by its digest, no file)\n" in out
     assert out.endswith("found: 2 note\n")
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from sglang_mi300a.doctor import (
     build_locks,
     devices,
     environment,
+    findings,
     gather,
     machine,
     memory,
@@ -21,6 +23,7 @@ from sglang_mi300a.doctor import (
     tuned_tables,
 )
 from sglang_mi300a.doctor.facts import HeldMemory
+from tests.doctor import recorded
 from tests.pools.unified_memory.machines import unpack
 from tests.weights import conftest as artifacts
 
@@ -125,6 +128,24 @@ def test_variables_are_told_without_paths_and_device_ids():
     }
     assert environment.mask(environment.BY_UUID) is None
     assert environment.mask("3, 1") == [3, 1]
+    assert environment.mask("0,-1,1") == [0]
+    assert environment.mask("") is None
+
+
+def test_of_hips_masks_the_first_that_is_set_counts():
+    both = {"HIP_VISIBLE_DEVICES": "2,3", "CUDA_VISIBLE_DEVICES": "2,3"}
+    assert environment.masks(both) == [("HIP_VISIBLE_DEVICES", [2, 3])]
+    shell = {"CUDA_VISIBLE_DEVICES": "1", "ROCR_VISIBLE_DEVICES": "2,3"}
+    assert environment.masks(shell) == [
+        ("ROCR_VISIBLE_DEVICES", [2, 3]),
+        ("CUDA_VISIBLE_DEVICES", [1]),
+    ]
+
+
+def test_two_spellings_of_one_mask_do_not_stack():
+    both = {"HIP_VISIBLE_DEVICES": "2,3", "CUDA_VISIBLE_DEVICES": "2,3"}
+    facts = replace(recorded.healthy(), environment=both, tp=2)
+    assert not {"masks-stack", "fewer-devices-than-ranks"} & {f.id for f in findings.judge(facts)}
 
 
 def mounted(root, *lines):
