@@ -109,7 +109,7 @@ def _apply(server_args: Any, name: str) -> None:
         on_cpu=decision.record.device == "cpu",
     )
     for line in (*decision.notes, *memory.said, *products.said):
-        print(f"sglang-mi300a: {line}", file=sys.stderr)
+        _say(line)
     if memory.job is not None:
         serve_memory.forbid_core_dumps()
     for key, value in {**decision.fields, **memory.fields}.items():
@@ -125,7 +125,7 @@ def _apply(server_args: Any, name: str) -> None:
     settings.set_defaults({**decision.environment, **memory.environment, **products.environment})
     settings.publish(record)
     _applied = record
-    threading.Thread(target=_print_table_when_ready, args=(record,), daemon=True).start()
+    threading.Thread(target=_stay_beside, args=(record, server_args), daemon=True).start()
 
 
 def _fields(server_args: Any) -> tuple[dataclasses.Field[Any], ...]:
@@ -355,18 +355,29 @@ def _make_run_dir() -> Path:
     return path
 
 
-def _print_table_when_ready(record: settings.Resolved) -> None:
-    """Print the one table once every rank has passed both gates."""
+def _stay_beside(record: settings.Resolved, server_args: Any) -> None:
+    """Print the table once the server serves, then watch the memory of its APUs."""
+    if _print_table_when_ready(record):
+        serve_memory.watch(record, server_args, _say)
+
+
+def _say(line: str) -> None:
+    print(f"sglang-mi300a: {line}", file=sys.stderr, flush=True)
+
+
+def _print_table_when_ready(record: settings.Resolved) -> bool:
+    """Print the one table once every rank has passed both gates; return whether they have."""
     run_dir = Path(record.run_dir)
     while run_dir.is_dir():
         reports = boot_report.read_all(run_dir)
         stages = [report.stage for report in reports.values()]
         if len(stages) == record.num_local_ranks and set(stages) == {"serving"}:
             print(boot_report.table(reports, record.num_local_ranks), file=sys.stderr, flush=True)
-            return
+            return True
         if "refused" in stages:
-            return  # the rank's signal prints it
+            return False  # the rank's signal prints it
         time.sleep(0.25)
+    return False
 
 
 def stop_on_failed_rank(signum: int, frame: FrameType | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,10 @@ from sglang_mi300a.pools import (
 )
 from sglang_mi300a.pools.job_memory import JobMemory
 from sglang_mi300a.pools.node_file import DescribedNode
+from sglang_mi300a.pools.watch import Sample, Watch, watched_reserves
+from sglang_mi300a.pools.watcher import Gauges, HttpAdmissions, NoGauges, Watcher
 from sglang_mi300a.served_model import ServedModel
+from sglang_mi300a.weights import page_cache
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,41 @@ def _binding(
     wanted = {place.numa_node for place in job.places}
     cannot = binding.unusable(wanted, binding.running_on(), Path(job.root))
     return {"numa_node": nodes}, cannot
+
+
+def watch(record: settings.Resolved, server_args: Any, say: Callable[[str], None]) -> None:
+    """Watch the APUs of a server until it ends; return at once where it has none.
+
+    Args:
+        record: The launcher's decision.
+        server_args: SGLang's ``ServerArgs``, complete.
+        say: Where lines go.
+    """
+    job = JobMemory.of_data(record.memory)
+    if job is None or not all(place.shared for place in job.places):
+        return
+    said = f"simulated node {job.root}: " if job.root != "/" else ""
+
+    def sample() -> list[Sample]:
+        return [Sample.of(apu) for apu in job.apus_now()]
+
+    try:
+        reserves, warnings = watched_reserves(job.plan.reserve.planned, sample())
+    except UserError as error:
+        say(f"memory is not watched: {error}")
+        return
+    for line in warnings:
+        say(f"{said}{line}")
+    full = server_args.pp_max_micro_batch_size or record.max_running_requests
+    watcher = Watcher(
+        watch=Watch(reserves),
+        sample=sample,
+        drop=lambda: page_cache.drop(Path(record.model_path).rglob("*.safetensors")),
+        admissions=HttpAdmissions(server_args, int(full)),
+        gauges=Gauges() if server_args.enable_metrics else NoGauges(),
+        say=lambda line: say(f"{said}{line}"),
+    )
+    watcher.run(Path(record.run_dir).is_dir)
 
 
 def forbid_core_dumps() -> None:

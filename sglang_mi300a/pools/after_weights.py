@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sglang_mi300a.errors import JudgedAgainst, UserError
+from sglang_mi300a.errors import EXIT_JUDGED_AGAINST, JudgedAgainst, UserError
 from sglang_mi300a.gates import RankGates
 from sglang_mi300a.pools import binding, fit, landing, plan_report
 from sglang_mi300a.pools.estimates import exact
@@ -90,11 +90,15 @@ def look_after(gates: RankGates, record: Resolved, hip: HipView | None) -> None:
             _say(str(one))
         return
     mine = [problem for problem in problems if problem.apu == job.places[gates.rank].apu]
-    if mine:
-        with gates.refusing():
-            _refuse(gates.rank, job, mine, moved)
-    if not job.only_warn:
-        raise JudgedAgainst("the APU of another rank lacks memory")
+    text = _lacking(gates.rank, job, mine, moved) if mine else ""
+    if job.only_warn:
+        if text:
+            _say(f"rank {gates.rank}: {text}")
+        return
+    if text:
+        gates.report("refused", text, EXIT_JUDGED_AGAINST)
+    # No rank stops the server before those that lack memory have said so.
+    raise JudgedAgainst("\n".join(filter(None, gates.all_gather(text))))
 
 
 def told_by(record: Resolved) -> dict[str, Any]:
@@ -151,18 +155,17 @@ def loads(job: JobMemory, looks: Sequence[Look]) -> list[Load]:
     return list(found.values())
 
 
-def _refuse(rank: int, job: JobMemory, mine: Sequence[fit.Problem], moved: list[Landing]) -> None:
+def _lacking(
+    rank: int, job: JobMemory, mine: Sequence[fit.Problem], moved: Sequence[Landing]
+) -> str:
     held = fit.held_text(job.apu_of(rank, holders=True).held)
-    text = "\n".join(
+    return "\n".join(
         [
             "weights are loaded, and what is left to allocate does not fit.",
             plan_report.problems_text([replace(problem, held=held) for problem in mine]),
             *map(str, moved),
         ]
     )
-    if not job.only_warn:
-        raise JudgedAgainst(text)
-    _say(f"rank {rank}: {text}")
 
 
 def _say(line: str) -> None:

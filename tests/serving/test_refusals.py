@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from sglang_mi300a import settings
+from sglang_mi300a.pools import unified_memory
+from sglang_mi300a.pools.byte_text import GB
+from tests.pools.unified_memory.machines import take, unpack_idle
 from tests.serving.conftest import SERVE, STOCK_SERVE, stock_environment
 
 ROOT = Path(__file__).parents[2]
@@ -133,3 +136,21 @@ def test_an_unknown_command_and_an_unknown_flag_exit_with_2(run):
     program = [sys.executable, "-m", "sglang_mi300a.cli.main"]
     assert run([*program, "sevre"]).returncode == 2
     assert run([*program, "presets", "--josn"]).returncode == 2
+
+
+def test_a_plan_that_does_not_fit_stops_a_stock_spelling_before_any_rank_starts(
+    run, artifacts, tmp_path
+):
+    node = unpack_idle(tmp_path / "node")
+    take(node, 1, unified_memory.read(node).apus[1].node_bytes - 15 * GB)
+    stock = [*STOCK_SERVE, "--model-path", artifacts(2), "--tp-size", "2", "--mi300a", "tuned"]
+    done = run(stock, **stock_environment(**{settings.SIMULATED_NODE: str(node)}))
+    assert done.returncode == 1, done.stderr[-2000:]
+    assert "sglang-mi300a: refusing to start. The memory plan does not fit.\nAPU 1: " in done.stderr
+    assert "the APU's memory leaves 15.00 GB" in done.stderr
+    assert "SGLANG_MI300A_MEMORY_CHECK=warn" in done.stderr
+
+
+def test_sizes_that_cannot_be_are_refused_on_a_cpu_too(run, artifacts):
+    line = refusal(run([*SERVE, "--model", artifacts(1), "--max-mamba-cache-size", "8"]))
+    assert "--max-mamba-cache-size 8: found 8 slots for 8 running requests" in line
