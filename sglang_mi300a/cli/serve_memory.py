@@ -27,6 +27,10 @@ from sglang_mi300a.pools.watcher import Gauges, HttpAdmissions, NoGauges, Watche
 from sglang_mi300a.served_model import ServedModel
 from sglang_mi300a.weights import page_cache
 
+JUDGED_HERE = {"SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0"}
+"""SGLang then only warns where one accelerator has 10 % less free than another. Each APU is judged
+by the plan instead: a page cache or another program on one of them is no reason not to start."""
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -91,7 +95,7 @@ def prepare(
     return Prepared(
         job,
         fields=bound,
-        environment=binding.IN_RANK if bound else {},
+        environment={**JUDGED_HERE, **(binding.IN_RANK if bound else {})},
         said=tuple(f"{said}{line}" for line in [*lines, *cannot]),
     )
 

@@ -10,10 +10,11 @@ from sglang_mi300a import served_model, settings
 from sglang_mi300a.cli import serve_memory
 from sglang_mi300a.errors import JudgedAgainst, UserError
 from sglang_mi300a.pools import binding, unified_memory
+from sglang_mi300a.pools.byte_text import GB
 from sglang_mi300a.pools.job_memory import JobMemory, Place
 from sglang_mi300a.serving import preset
 from tests.pools.plan import models
-from tests.pools.unified_memory.machines import unpack, unpack_idle
+from tests.pools.unified_memory.machines import take, unpack, unpack_idle
 
 ALONE = {"nnodes": 1, "tp_size": 4, "ep_size": 1, "base_gpu_id": 0, "gpu_id_step": 1}
 PAGES = "sys/module/amdttm/parameters/pages_limit"
@@ -99,11 +100,23 @@ def test_an_unknown_answer_to_a_plan_that_does_not_fit_is_refused(monkeypatch, v
 def test_ranks_are_bound_to_the_numa_nodes_of_their_apus_by_stocks_own_option(prepare):
     prepared = prepare()
     assert prepared.fields == {"numa_node": [0, 1, 2, 3]}
-    assert prepared.environment == {"SGLANG_NUMA_BIND_V2": "0"}
+    assert prepared.environment["SGLANG_NUMA_BIND_V2"] == "0"
+
+
+def test_stocks_own_check_that_ranks_have_alike_does_not_stop_what_the_plan_judged(
+    prepare, tmp_path
+):
+    root = unpack_idle(tmp_path / "uneven")
+    take(root, 1, 13 * GB)  # more than 10 % of what is free
+    prepared = prepare(root, name="baseline")
+    assert prepared.environment["SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"] == "0"
+    assert "planned for APU 1, the tightest" in prepared.said[0]
 
 
 def test_a_users_own_binding_is_left_alone(prepare):
-    assert prepare(numa_node=[3, 2, 1, 0]).fields == {}
+    prepared = prepare(numa_node=[3, 2, 1, 0])
+    assert prepared.fields == {}
+    assert "SGLANG_NUMA_BIND_V2" not in prepared.environment
 
 
 def test_a_job_of_two_ranks_on_the_last_two_apus_is_judged_there(prepare, tmp_path):
