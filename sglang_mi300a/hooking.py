@@ -152,6 +152,19 @@ def reached(name: str) -> None:
         entry.calls += 1
 
 
+def skipped(prefix: str) -> dict[str, str]:
+    """Return the optional seams of this process that do not fit, with why, by name.
+
+    Args:
+        prefix: What their names begin with.
+    """
+    return {
+        name: entry.skipped
+        for name, entry in _installed.items()
+        if name.startswith(prefix) and entry.skipped
+    }
+
+
 def install(
     seams: Iterable[AnySeam],
     *,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_mi300a import gates, settings
+from sglang_mi300a import gates, hooking, settings
 from sglang_mi300a.hooking import AnySeam, Hook, Reliance
 from sglang_mi300a.pools import after_weights, available_memory, fixed_sizes
 from sglang_mi300a.pools.prefill_accumulation import (
@@ -58,7 +58,8 @@ def _available_memory(
 
 def _accumulate_prefills(result: None, self: Any, *_: Any, **__: Any) -> None:
     limits = Limits.from_text(settings.get(settings.ACCUMULATE), settings.ACCUMULATE)
-    if self.prefill_delayer is None and limits.hold_back:
+    fits = not hooking.skipped("pools.accumulate_")
+    if fits and self.prefill_delayer is None and limits.hold_back:
         self.prefill_delayer = AccumulatingDelayer(
             limits,
             queue=lambda: self.waiting_queue,

@@ -20,7 +20,7 @@ from sglang.srt.mem_cache.unified_cache.components.tree_component import (
 )
 from sglang.srt.runtime_context import mamba_checkpoint_grid
 
-from sglang_mi300a.hooking import reached
+from sglang_mi300a.hooking import reached, skipped
 from sglang_mi300a.pools.turn_tail.policy import (
     MARGIN_TOKENS,
     Ledger,
@@ -28,7 +28,11 @@ from sglang_mi300a.pools.turn_tail.policy import (
     continued,
     with_margin,
 )
-from sglang_mi300a.pools.turn_tail.refusals import Setup, refuse_what_is_unsupported
+from sglang_mi300a.pools.turn_tail.refusals import (
+    Setup,
+    refuse_another_sglang,
+    refuse_what_is_unsupported,
+)
 
 
 def make_turn_tail_cache(ctx: Any) -> Any:
@@ -41,6 +45,7 @@ def make_turn_tail_cache(ctx: Any) -> Any:
         UserError: The server is set up with something TurnTail does not support.
     """
     reached("pools.turn_tail")
+    refuse_another_sglang(skipped("pools.turn_tail"))
     args, params = ctx.server_args, ctx.params
     refuse_what_is_unsupported(
         Setup(

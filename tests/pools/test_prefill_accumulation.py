@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from sglang_mi300a import hooking
 from sglang_mi300a.errors import UserError
+from sglang_mi300a.pools import hooks
 from sglang_mi300a.pools.prefill_accumulation import (
     LEAST_RUNNING,
     AccumulatingDelayer,
@@ -162,3 +164,43 @@ def test_a_verdict_has_what_sglangs_executor_reads(replay_server):
         _record_single_pass_result(True, executor._result, metrics, debug_log_enabled=True)
     assert allowed == [False, False, True]
     assert set(_NegotiateOutput._fields) - {"next_state"} <= set(executor._result._fields)
+
+
+def scheduler(**more):
+    return SimpleNamespace(prefill_delayer=None, waiting_queue=[], chunked_req=None, **more)
+
+
+@pytest.fixture
+def set_delayer(monkeypatch):
+    """Return what the hook leaves on a scheduler, given the environment's text."""
+    monkeypatch.setattr(hooks, "first_rank_decides", lambda group: lambda mine: mine)
+
+    def run(text, **more):
+        monkeypatch.setenv("SGLANG_MI300A_ACCUMULATE", text)
+        one = scheduler(tp_cpu_group=None)
+        vars(one).update(more)
+        hooks._accumulate_prefills(None, one)
+        return one.prefill_delayer
+
+    return run
+
+
+def test_the_hook_sets_a_delayer_where_there_is_none_and_limits_are_given(set_delayer):
+    assert set_delayer("512/8").accumulation.limits == Limits(512, 8)
+    assert set_delayer("0") is None
+    assert set_delayer("512/8", prefill_delayer="stock's own") == "stock's own"
+
+
+def test_the_hook_leaves_a_scheduler_alone_whose_executor_is_another(set_delayer, monkeypatch):
+    seam = next(one for one in hooks.HOOKS if one.name == "pools.accumulate_executor")
+    monkeypatch.setitem(hooking._installed, seam.name, hooking.Installed(seam, skipped="changed"))
+    assert set_delayer("512/8") is None
+
+
+def test_the_delayer_follows_a_queue_that_the_scheduler_replaces(set_delayer, monkeypatch):
+    monkeypatch.setenv("SGLANG_MI300A_ACCUMULATE", "512/8")
+    one = scheduler(tp_cpu_group=None)
+    hooks._accumulate_prefills(None, one)
+    one.waiting_queue = [request("a", 600)]
+    verdict = one.prefill_delayer._negotiate_should_allow_prefill(True, 0.5, 9, 0, 48, 1)
+    assert verdict.output_allow

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sglang_mi300a.errors import UserError
 
 BACKEND = "gdn-turntail"
 """Value of ``--radix-cache-backend`` that selects TurnTail."""
+MARGIN_SEAM = "pools.turn_tail_margin"
+"""The one of its seams without which it is right all the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +50,26 @@ class Setup:
     mamba_extra_buffer_lazy: bool
     cpp_tree: bool
     tree_core: str
+
+
+def refuse_another_sglang(skipped: Mapping[str, str]) -> None:
+    """Return nothing where all that TurnTail leans on is as it was pinned.
+
+    Args:
+        skipped: Its seams that do not fit this SGLang, with why, by name.
+
+    Raises:
+        UserError: One does not; states could be stored under the wrong tokens.
+    """
+    for name, why in skipped.items():
+        if name != MARGIN_SEAM:  # without it snapshots stay where stock puts them
+            raise UserError(
+                f"TurnTail (--radix-cache-backend {BACKEND}), hook {name}",
+                found=why,
+                allowed="SGLang's prefix cache as it was pinned",
+                do="install a supported SGLang (`sglang-mi300a hooks check`), or serve with "
+                "--mi300a baseline",
+            )
 
 
 def refuse_what_is_unsupported(setup: Setup) -> None:

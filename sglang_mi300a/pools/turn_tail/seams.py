@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sglang_mi300a.hooking import AnySeam, Hook, Registration, Reliance
-from sglang_mi300a.pools.turn_tail.refusals import BACKEND
+from sglang_mi300a.pools.turn_tail.refusals import BACKEND, MARGIN_SEAM
 
 _STOCK = "sglang_mi300a.pools.stock"
 _CACHE = "sglang.srt.mem_cache.unified_cache"
@@ -41,7 +41,7 @@ SEAMS: tuple[AnySeam, ...] = (
         f"it makes --radix-cache-backend {BACKEND} known",
     ),
     Hook(
-        name="pools.turn_tail_margin",
+        name=MARGIN_SEAM,
         target="sglang.srt.managers.schedule_batch.ScheduleBatch"
         "._mamba_radix_cache_v2_req_prepare_for_extend",
         kind="around",

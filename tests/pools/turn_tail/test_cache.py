@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_mi300a import hook_fit, plugin
+from sglang_mi300a import hook_fit, hooking, plugin
 from sglang_mi300a.errors import UserError
 from sglang_mi300a.pools.turn_tail import policy
-from sglang_mi300a.pools.turn_tail.refusals import BACKEND
+from sglang_mi300a.pools.turn_tail.refusals import BACKEND, MARGIN_SEAM
 from sglang_mi300a.pools.turn_tail.seams import SEAMS
 from tests.pools.turn_tail.conftest import Chat, depths, finish, policy_of, victims
 
@@ -447,6 +447,17 @@ def test_the_factory_reads_the_kind_of_tree_from_the_environment(
     ctx = context_of(serve())
     monkeypatch.setenv(variable, value)
     with pytest.raises(UserError, match=name):
+        factory()(ctx)
+
+
+def test_the_factory_refuses_an_sglang_whose_cache_is_another(serve, monkeypatch):
+    ctx = context_of(serve())
+    walk = next(seam for seam in SEAMS if seam.name == "pools.turn_tail_walk")
+    margin = next(seam for seam in SEAMS if seam.name == MARGIN_SEAM)
+    monkeypatch.setitem(hooking._installed, margin.name, hooking.Installed(margin, skipped="gone"))
+    assert factory()(ctx)  # snapshots then stay where stock puts them
+    monkeypatch.setitem(hooking._installed, walk.name, hooking.Installed(walk, skipped="changed"))
+    with pytest.raises(UserError, match="hook pools.turn_tail_walk: found changed"):
         factory()(ctx)
 
 
