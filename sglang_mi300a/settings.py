@@ -239,9 +239,15 @@ def get(name: str) -> str | None:
     return os.environ.get(name)
 
 
-def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Return this process's environment with ``extra`` set, for a program to be started."""
-    return {**os.environ, **extra}
+def child_environment(extra: Mapping[str, str], *, without: str = "") -> dict[str, str]:
+    """Return this process's environment with ``extra`` set, for a program to be started.
+
+    Args:
+        extra: Variables to set.
+        without: Variables that begin so are left out, if it is not empty.
+    """
+    kept = {k: v for k, v in os.environ.items() if not (without and k.startswith(without))}
+    return {**kept, **extra}
 
 
 def python_path() -> list[str]:

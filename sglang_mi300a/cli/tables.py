@@ -8,8 +8,10 @@
     sglang-mi300a tables apply FILE --dry-run         what would be written
     sglang-mi300a tables show                         its rows and where they come from
     sglang-mi300a tables remove gemm                  back to stock's own choices
+    sglang-mi300a tables check moe                    the expert layer's table, likewise
 
-An applied table is a directory of read-only files in your state directory
+Two rooms have tables: gemm (dense products) and moe (the expert layer, whose shipped table is the
+cost model's). An applied gemm table is a directory of read-only files in your state directory
 (SGLANG_MI300A_STATE_DIR); no file of an installed package is written. A table names the device and
 the software it was made with, and is used whole or refused whole. Exit code 1: it does not fit.
 """
@@ -19,12 +21,13 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from sglang_mi300a import device as devices
 from sglang_mi300a import settings, shipped, tables
+from sglang_mi300a.cli import expert_tables
 from sglang_mi300a.cli import gemm as gemm_command
 from sglang_mi300a.errors import EXIT_JUDGED_AGAINST, EXIT_OK, UserError
 from sglang_mi300a.gemm import importing, live_stack, stack_fit, staging, tuned_table
@@ -32,6 +35,7 @@ from sglang_mi300a.gemm.shape_grid import ShapeGrid
 from sglang_mi300a.tables import Table
 
 MI300A = {"name": "AMD Instinct MI300A", "arch": "gfx942", "visible_cus": 228}
+ROOMS = ("gemm", expert_tables.ROOM)
 DEFAULT_DEVICES = 4
 """Ordinals that files are written for where this machine shows no accelerator."""
 
@@ -42,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     found = actions.add_parser("list", help="shipped, made here, applied")
     found.add_argument("--json", action="store_true", help="for machines")
     check = actions.add_parser("check", help="whether a table fits this machine")
-    check.add_argument("file", nargs="?", type=Path, metavar="FILE", help="default: the applied")
+    check.add_argument("file", nargs="?", metavar="FILE|ROOM", help="default: gemm, the applied")
     gemm_command.add_grid_arguments(check, model_required=False)
     apply = actions.add_parser("apply", help="use a table from the next start on")
     apply.add_argument("source", nargs="?", type=Path, metavar="DIR|FILE",
@@ -59,10 +63,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     take.add_argument("--out", type=Path, metavar="FILE", help="where (default: state directory)")
     take.add_argument("--dry-run", action="store_true", help="check the file, write nothing")
     show = actions.add_parser("show", help="a table's rows")
-    show.add_argument("file", nargs="?", type=Path, metavar="FILE", help="default: the applied")
+    show.add_argument("file", nargs="?", metavar="FILE|ROOM", help="default: gemm, the applied")
     show.add_argument("--json", action="store_true", help="for machines")
     remove = actions.add_parser("remove", help="use no table any more")
-    remove.add_argument("room", choices=("gemm",))
+    remove.add_argument("room", choices=ROOMS)
     remove.add_argument("--dry-run", action="store_true", help="say what would be removed")
 
 
@@ -94,6 +98,8 @@ def _list(args: argparse.Namespace) -> int:
     rows = [_summary(where, tables.load(path), path) for where, path in paths]
     if applied is not None:
         rows.append(_summary("applied", applied.table, applied.directory / staging.TABLE))
+    if (experts := expert_tables.applied()) is not None:
+        rows.append(_summary("applied", *experts))
     if args.json:
         print(json.dumps(rows, indent=1))
         return EXIT_OK
@@ -126,20 +132,34 @@ def newest_first(directory: Path) -> list[Path]:
     )
 
 
-def read_gemm(path: Path) -> Table:
-    """Return the gemm table in a file, or in a directory's ``table.json``.
+def read(path: Path) -> Table:
+    """Return the table in a file, or in a directory's ``table.json``.
 
     Raises:
-        UserError: There is none, or it is not whole.
+        UserError: There is none, it is of no known operation, or it is not whole.
     """
     if path.is_dir():
         path = path / staging.TABLE
-    return tuned_table.checked(tables.load(path), str(path))
+    table = tables.load(path)
+    if table.op == expert_tables.OP:
+        return expert_tables.checked(table, str(path))
+    return tuned_table.checked(table, str(path))
 
 
-def _table_asked_for(path: Path | None) -> tuple[Table, str]:
-    if path is not None:
-        return read_gemm(path), str(path)
+def _table_asked_for(name: str | None) -> tuple[Table, str]:
+    """Return the table of a file, or a room's applied one, and where it lies."""
+    if name not in (None, *ROOMS):
+        return read(Path(str(name))), str(name)
+    if name == expert_tables.ROOM:
+        experts = expert_tables.applied()
+        if experts is not None:
+            return experts[0], str(experts[1])
+        raise UserError(
+            str(expert_tables.destination()),
+            found="no applied table of the expert layer",
+            allowed="one, or a FILE",
+            do="nothing need be done: the shipped table serves (`sglang-mi300a tables list`)",
+        )
     applied = staging.current(root())
     if applied is None:
         raise UserError(
@@ -163,6 +183,8 @@ def this_device() -> dict[str, Any] | None:
 
 def misfits(table: Table) -> tuple[list[str], list[str]]:
     """Return how a table does not fit this machine, and what could not be compared here."""
+    if table.op == expert_tables.OP:
+        return expert_tables.misfits(table)
     here = this_device()
     bad, unseen = [], []
     if here is None:
@@ -185,14 +207,19 @@ def _check(args: argparse.Namespace) -> int:
         print(f"  does not fit: {line}")
     for line in unseen:
         print(f"  not compared here: {line}")
-    if args.model is not None:
+    if args.model is not None and table.op == tuned_table.OP:
         for line in coverage_lines(table, gemm_command.grid_asked_for(args)):
             print(f"  {line}")
     if bad:
-        print("  tune for this machine: `sglang-mi300a tune gemm`")
+        print(f"  tune for this machine: `sglang-mi300a tune {room_of(table)}`")
     elif not unseen:
         print("  fits this machine")
     return EXIT_JUDGED_AGAINST if bad else EXIT_OK
+
+
+def room_of(table: Table) -> str:
+    """Return which room a table is for."""
+    return expert_tables.ROOM if table.op == expert_tables.OP else "gemm"
 
 
 def coverage_lines(table: Table, grid: ShapeGrid) -> list[str]:
@@ -219,7 +246,7 @@ def _apply(args: argparse.Namespace) -> int:
                 do="run `sglang-mi300a tune gemm`, or name a file",
             )
         source = newest[0]
-    table = read_gemm(source)
+    table = read(source)
     count = args.devices or len(devices.accelerators()) or DEFAULT_DEVICES
     bad, unseen = misfits(table)
     if bad:
@@ -227,11 +254,13 @@ def _apply(args: argparse.Namespace) -> int:
             f"table {source}",
             found="; ".join(bad),
             allowed="the device and software of this machine",
-            do="tune for this machine: `sglang-mi300a tune gemm`",
+            do=f"tune for this machine: `sglang-mi300a tune {room_of(table)}`",
         )
     print(f"{source}: {len(table.rows)} rows for {count} devices")
     for line in unseen:
         print(f"  not compared here, but at every start: {line}")
+    if table.op == expert_tables.OP:
+        return _apply_to_experts(table, dry_run=args.dry_run)
     if args.dry_run:
         staging.check_root(root())
         for name, text in staging.files_of(table, count).items():
@@ -239,6 +268,16 @@ def _apply(args: argparse.Namespace) -> int:
         return EXIT_OK
     applied = staging.apply(table, root(), count)
     print(f"  applied: {applied.directory}; servers use it from their next start on")
+    return EXIT_OK
+
+
+def _apply_to_experts(table: Table, *, dry_run: bool) -> int:
+    path = expert_tables.destination()
+    if dry_run:
+        print(f"  would write {path} ({len(tables.render(table))} bytes)")
+        return EXIT_OK
+    save(table, path)
+    print(f"  applied: {path}; servers use it from their next start on")
     return EXIT_OK
 
 
@@ -295,22 +334,35 @@ def _show(args: argparse.Namespace) -> int:
     print(f"  device {name}, {arch}, {visible_cus} CUs")
     for fact, value in {**table.software, **table.made}.items():
         print(f"  {fact} {value}")
-    print(f"  {'N x K':>13}  {'M':>5}  {'us':>8}  {'stock us':>8}  {'basis':<8}  solution")
-    for cell, choice in tuned_table.choices(table).items():
-        stock = "-" if choice.stock_us is None else f"{choice.stock_us:.1f}"
-        print(
-            f"  {f'{cell.n} x {cell.k}':>13}  {cell.m:>5}  {choice.us:>8.1f}  {stock:>8}  "
-            f"{choice.basis:<8}  {choice.solution}"
-        )
+    for line in _dense_rows(table) if table.op == tuned_table.OP else _plain_rows(table):
+        print(f"  {line}")
     return EXIT_OK
 
 
+def _dense_rows(table: Table) -> Iterator[str]:
+    yield f"{'N x K':>13}  {'M':>5}  {'us':>8}  {'stock us':>8}  {'basis':<8}  solution"
+    for cell, choice in tuned_table.choices(table).items():
+        stock = "-" if choice.stock_us is None else f"{choice.stock_us:.1f}"
+        yield (
+            f"{f'{cell.n} x {cell.k}':>13}  {cell.m:>5}  {choice.us:>8.1f}  {stock:>8}  "
+            f"{choice.basis:<8}  {choice.solution}"
+        )
+
+
+def _plain_rows(table: Table) -> Iterator[str]:
+    yield "  ".join(table.columns)
+    for row in table.rows.values():
+        yield "  ".join("-" if row[name] is None else str(row[name]) for name in table.columns)
+
+
 def _remove(args: argparse.Namespace) -> int:
+    of_experts = args.room == expert_tables.ROOM
     if args.dry_run:
-        applied = staging.current(root())
-        print("nothing is applied" if applied is None else f"would remove {applied.directory}")
+        there = root() / staging.LINK
+        path = expert_tables.destination() if of_experts else there.resolve()
+        print(f"would remove {path}" if path.exists() else "nothing is applied")
         return EXIT_OK
-    removed = staging.remove(root())
+    removed = expert_tables.remove() if of_experts else staging.remove(root())
     for path in removed:
         print(f"removed {path}")
     if not removed:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import sys
-from pathlib import Path
 
 from sglang_mi300a import device as devices
 from sglang_mi300a import settings
@@ -171,18 +170,13 @@ def fill(grid: ShapeGrid, ordinals: list[int]) -> None:
 
 def child_command() -> ChildCommand:
     """Return how children are started: each sees one device, and TunableOp obeys it alone."""
-    scratch = Path(settings.state_dir()) / "tuned" / "scratch.csv"
     visible = (settings.get("HIP_VISIBLE_DEVICES") or "").split(",")
 
     def environment_on(ordinal: int) -> dict[str, str]:
         device = visible[ordinal] if ordinal < len(visible) and visible[0] else str(ordinal)
+        # TunableOp obeys a variable rather than its own calls, even one that says 0.
         return settings.child_environment(
-            {
-                "HIP_VISIBLE_DEVICES": device,
-                "PYTORCH_TUNABLEOP_ENABLED": "0",
-                "PYTORCH_TUNABLEOP_TUNING": "0",
-                "PYTORCH_TUNABLEOP_FILENAME": str(scratch),
-            }
+            {"HIP_VISIBLE_DEVICES": device}, without="PYTORCH_TUNABLEOP_"
         )
 
     return ChildCommand([sys.executable, "-m", "sglang_mi300a.gemm.tune_child"], environment_on)

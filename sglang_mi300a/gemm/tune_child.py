@@ -13,7 +13,9 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+import tempfile
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from sglang_mi300a.gemm import tunableop_csv
@@ -29,13 +31,18 @@ ROWS_AT_ONCE = 1024
 
 
 class Tuner:
-    """Tunes and times products on the current device."""
+    """Tunes and times products on the current device.
 
-    def __init__(self) -> None:
+    Args:
+        scratch: A file that TunableOp may write what it finds into; nobody reads it.
+    """
+
+    def __init__(self, scratch: Path) -> None:
         import torch
 
         self._torch: Any = torch
         self._tunable: Any = torch.cuda.tunable
+        self._tunable.set_filename(str(scratch))
         self._tunable.enable(True)
         self._tunable.set_max_tuning_duration(MOST_MILLISECONDS_A_CANDIDATE)
         self._tunable.set_rotating_buffer_size(COLD_BYTES >> 20)
@@ -146,11 +153,12 @@ class Tuner:
 def main() -> None:
     """Tune what standard input names."""
     asked = json.loads(sys.stdin.readline())
-    tuner = Tuner()
-    _say({"machine": asdict(tuner.machine())})
-    for m in asked.get("m", []):
-        _say({"begin": m})
-        _say(asdict(tuner.measure(Cell(asked["n"], asked["k"], m), asked["samples"])))
+    with tempfile.TemporaryDirectory() as scratch:
+        tuner = Tuner(Path(scratch) / "found.csv")
+        _say({"machine": asdict(tuner.machine())})
+        for m in asked.get("m", []):
+            _say({"begin": m})
+            _say(asdict(tuner.measure(Cell(asked["n"], asked["k"], m), asked["samples"])))
 
 
 def _say(line: dict[str, Any]) -> None:

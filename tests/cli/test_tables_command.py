@@ -4,10 +4,11 @@ import json
 
 import pytest
 
-from sglang_mi300a import device, tables
+from sglang_mi300a import device, shipped, tables
 from sglang_mi300a.cli.main import main
 from sglang_mi300a.device import Accelerator
 from sglang_mi300a.gemm import aiter_csv, live_stack, staging, tunableop_csv, tuned_table
+from sglang_mi300a.moe import tile_choice
 from tests.gemm.sample_tables import table
 from tests.gemm.standin_tunableop import STACK
 from tests.pools.plan import models
@@ -127,3 +128,40 @@ def test_a_list_for_machines(state, csv, capsys):
     assert main(["tables", "list", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert ("made here", "gemm_bf16", 3) in [(r["where"], r["op"], r["rows"]) for r in rows]
+
+
+EXPERTS = shipped.tuning_tables() / "moe/expert_layer.json"
+
+
+def test_the_expert_layers_table_goes_the_same_way(state, node, capsys):
+    assert main(["tables", "check", "moe"]) == 2
+    assert "the shipped table serves" in capsys.readouterr().err
+    assert main(["tables", "check", str(EXPERTS)]) == 0
+    assert "fits this machine" in capsys.readouterr().out
+    assert main(["tables", "apply", str(EXPERTS), "--dry-run"]) == 0
+    assert not state.exists()
+    assert main(["tables", "apply", str(EXPERTS)]) == 0
+    assert tables.load(tile_choice.measured_path()) == tables.load(EXPERTS)
+    capsys.readouterr()
+    assert main(["tables", "show", "moe"]) == 0
+    assert "gate_up_groups" in capsys.readouterr().out
+    assert main(["tables", "list", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert ("applied", "moe_expert_layer") in [(row["where"], row["op"]) for row in rows]
+    assert main(["tables", "remove", "moe", "--dry-run"]) == 0
+    assert main(["tables", "remove", "moe"]) == 0
+    assert not tile_choice.measured_path().exists()
+
+
+def test_an_expert_table_of_another_device_is_not_applied(state, node, tmp_path, capsys):
+    path = tmp_path / "t.json"
+    path.write_text(EXPERTS.read_text().replace('"visible_cus": 228', '"visible_cus": 304'))
+    assert main(["tables", "apply", str(path)]) == 2
+    assert "visible_cus: table 304, here 228" in capsys.readouterr().err
+
+
+def test_a_table_of_no_known_operation_is_refused(state, tmp_path, capsys):
+    path = tmp_path / "t.json"
+    path.write_text(EXPERTS.read_text().replace("moe_expert_layer", "moe_other"))
+    assert main(["tables", "check", str(path)]) == 2
+    assert "operation moe_other" in capsys.readouterr().err

@@ -130,6 +130,7 @@ def test_a_record_that_is_none_is_refused(tmp_path):
     [
         (1.0, 2.0, 1e-3, "won"),
         (2.0, 2.0, 1e-3, "lost"),
+        (1.99, 2.0, 1e-3, "lost"),
         (1.0, 2.0, 5e-3, "wrong"),
         (1.0, 2.0, math.nan, "wrong"),
     ],
