@@ -9,9 +9,7 @@ import json
 from pathlib import Path
 
 from sglang_mi300a import tables
-from sglang_mi300a.cost_model import StreamCounts
-from sglang_mi300a.moe.kernels import candidates
-from sglang_mi300a.moe.kernels.prediction import KernelCounts
+from sglang_mi300a.moe.kernels import candidates, prediction
 
 ROOT = Path(__file__).parents[1]
 COUNTS = ROOT / "benchmarks/results/moe_counts.json"
@@ -21,16 +19,7 @@ MADE_BY = "python tools/generate_tuning_tables.py"
 
 def text() -> str:
     """Return the table's text."""
-    rows = json.loads(COUNTS.read_text(encoding="utf-8"))["kernels"]
-    counts = {
-        row["name"]: KernelCounts(
-            item=StreamCounts(**row["item"]),
-            switch=StreamCounts(**row["switch"]),
-            workgroups_per_cu=row["workgroups_per_cu"],
-            ring_bytes_per_cu=row["ring_bytes_per_cu"],
-        )
-        for row in rows
-    }
+    counts = prediction.counts_of(json.loads(COUNTS.read_text(encoding="utf-8"))["kernels"])
     return tables.render(candidates.modelled(counts, MADE_BY))
 
 

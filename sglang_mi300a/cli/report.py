@@ -6,11 +6,16 @@
     sglang-mi300a report --out report.json --selftest           and whether the kernels are right
     sglang-mi300a report --out report.json --bench RESULT.json  and how fast it was
     sglang-mi300a report --show report.json                     check one and say what is in it
+    sglang-mi300a report --ingest report.json                   measured beside predicted times
 
 No claim of this project has been measured on an MI300A: such a file, sent back, is what changes
 that. DIR is where ranks leave their reports when the server is started with
 SGLANG_MI300A_RUN_DIR=DIR. Paths and the names of user, host and model are taken out of everything,
 results too. Without --out the file goes to standard output.
+
+--ingest takes the measured expert layers of a report from an MI300A (tables of `tune moe` among its
+--bench results), says which lie in the band that predictions are quoted with, and writes constants
+of the cost model that fit them better below the state directory. Exit code 1: some lie outside.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_mi300a import boot_report, code_objects, reports, served_model, settings
-from sglang_mi300a.cli import gemm_grid
+from sglang_mi300a.cli import gemm_grid, ingest
 from sglang_mi300a.doctor import findings, gather, record, trials
 from sglang_mi300a.errors import EXIT_OK, UserError
 from sglang_mi300a.gemm import staging, tuned_table
@@ -47,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--out", type=Path, metavar="FILE", help="where to write (default: standard output)")
     add("--show", type=Path, metavar="FILE", help="check a report and say what is in it")
+    add("--ingest", type=Path, metavar="FILE", help="hold predictions against a report")
     add("--model", "--model-path", type=Path, metavar="DIR", help="what is served")
     add("--tp-size", "--tp", type=int, metavar="N", help="ranks (default: the artifact's, else 4)")
     add(
@@ -67,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
     if args.show is not None:
         print(in_words(reports.load(args.show)))
         return EXIT_OK
+    if args.ingest is not None:
+        return ingest.run(args.ingest)
     text = make(args).render()
     report = reports.parse(text, "just made")
     if args.out is None:

@@ -6,7 +6,9 @@ Counts come from the interpreter (``benchmarks/moe_counts.py`` writes them down)
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from sglang_mi300a import cost_model
 from sglang_mi300a.cost_model import MACHINE, Prediction, Routing, StreamCounts, StreamKernel
@@ -63,6 +65,19 @@ class KernelCounts:
     switch: StreamCounts
     workgroups_per_cu: int
     ring_bytes_per_cu: int
+
+
+def counts_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, KernelCounts]:
+    """Return counts by kernel name, as ``benchmarks/moe_counts.py`` writes them down."""
+    return {
+        row["name"]: KernelCounts(
+            item=StreamCounts(**row["item"]),
+            switch=StreamCounts(**row["switch"]),
+            workgroups_per_cu=row["workgroups_per_cu"],
+            ring_bytes_per_cu=row["ring_bytes_per_cu"],
+        )
+        for row in rows
+    }
 
 
 def routing(num_tokens: int, tile: int, shape: Shape) -> Routing:
