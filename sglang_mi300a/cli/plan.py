@@ -23,6 +23,8 @@ from typing import Any
 from sglang_mi300a import artifact_manifest, graph_phases, model_dims, served_model, settings
 from sglang_mi300a.cli import stock_settings
 from sglang_mi300a.errors import EXIT_JUDGED_AGAINST, EXIT_OK, UserError
+from sglang_mi300a.moe.kernels import fit as kernel_fit
+from sglang_mi300a.moe.kernels import steps, workspace
 from sglang_mi300a.pools import (
     byte_text,
     estimates,
@@ -34,7 +36,7 @@ from sglang_mi300a.pools import (
     unified_memory,
     weight_sizes,
 )
-from sglang_mi300a.pools.memory_plan import Asked, Plan, WeightBytes
+from sglang_mi300a.pools.memory_plan import EXPERT_WORKSPACE, Asked, Line, Plan, WeightBytes
 from sglang_mi300a.serving import preset as presets
 from sglang_mi300a.weights import model_sizes, resident
 from sglang_mi300a.weights.plan import Placement
@@ -174,6 +176,8 @@ def of_fields(
     ep: int,
     node: node_file.DescribedNode,
     wishes: Wishes | None = None,
+    *,
+    expert_kernels: bool = True,
 ) -> Plan:
     """Return the plan of a server that is started with these settings.
 
@@ -185,6 +189,7 @@ def of_fields(
         ep: Expert-parallel ranks among them.
         node: Where.
         wishes: What a user asks for besides.
+        expert_kernels: Whether the compiled expert kernels run, which have a workspace.
 
     Raises:
         UserError: A size is out of range or does not go with another.
@@ -200,7 +205,35 @@ def of_fields(
         asked=asked,
         host=node.host,
         reserve=node.reserve,
+        extra=_expert_workspace(dims, asked, tp, ep) if expert_kernels else (),
     )
+
+
+def _expert_workspace(
+    dims: model_dims.ModelDims, asked: Asked, tp: int, ep: int
+) -> tuple[Line, ...]:
+    """Return the line of the expert kernels' workspace; none for a model they cannot run."""
+    layer = steps.Layer(
+        num_tokens=min(asked.chunk_tokens, kernel_fit.most_tokens(dims.num_experts_per_tok)),
+        top_k=dims.num_experts_per_tok,
+        num_experts=dims.num_experts // ep,
+        hidden=dims.hidden_size,
+        inner=dims.moe_intermediate_size * ep // tp,
+        weights="subnormals",
+        token_tile=min(workspace.TOKEN_TILES),
+        num_cus=kernel_fit.MAX_CUS,
+        shared_expert=True,
+    )
+    try:
+        steps.check(layer)
+    except ValueError:  # served on a rung without a workspace
+        return ()
+    source = (
+        f"the kernels' own sizes for {layer.num_tokens:,} tokens a launch, the shared expert "
+        "included; one for all layers, made while weights are loaded"
+    )
+    amount = estimates.exact(workspace.workspace_bytes(layer), source)
+    return (Line(EXPERT_WORKSPACE, "device", amount, with_weights=True),)
 
 
 def checked_sizes(

@@ -85,7 +85,7 @@ def prepare(
     devices = _devices(fields, tp, len(live.apus))
     ours = unified_memory.NodeMemory(live.name, tuple(live.apus[n] for n in devices), live.notes)
     node = DescribedNode(ours, estimates.HOST_PROCESSES, estimates.RESERVE)
-    plan = plans.of_fields(model, fields, environment, tp, ep, node)
+    plan = plans.of_fields(model, fields, environment, tp, ep, node, expert_kernels=not on_cpu)
     others = plans.other_presets(model, preset, tp, ep, node)
     lines = [plan_report.verdict_line(plan, ours), *live.notes, *fit.warnings(plan, ours)]
     lines += _judge(plan, ours, others, only_warn)

@@ -137,17 +137,23 @@ def agree(told: Sequence[Mapping[str, Any]]) -> None:
 def remaining(plan: Plan) -> Plan:
     """Return what a plan has left to allocate once weights are loaded; host processes run."""
     there = exact(0, "there already")
-    return replace(plan, weights=(WeightBytes(0, 0, 0, "loaded"),) * plan.tp, host=there)
+    return replace(
+        plan,
+        weights=(WeightBytes(0, 0, 0, "loaded"),) * plan.tp,
+        host=there,
+        extra=tuple(
+            replace(line, amount=there) if line.with_weights else line for line in plan.extra
+        ),
+    )
 
 
 def loads(job: JobMemory, looks: Sequence[Look]) -> list[Load]:
     """Return what every APU of the job had before and after, ranks on one APU together."""
-    drafting = job.plan.asked.draft_tokens > 0
     found: dict[int, Load] = {}
-    for weights, look in zip(job.plan.weights, looks, strict=True):
+    for rank, look in enumerate(looks):
         assert look.apu is not None
         assert look.before_bytes is not None
-        expected = weights.target + (weights.draft if drafting else 0)
+        expected = job.plan.loaded_bytes(rank)
         load = Load(look.apu.index, look.before_bytes, look.apu.node_bytes, expected)
         if load.apu in found:
             load = replace(load, expected_bytes=found[load.apu].expected_bytes + expected)

@@ -94,7 +94,9 @@ _PUBLISHED_SLACK_BYTES = 700_000_000
 _RUNTIME_BYTES = GB
 
 
-def activations(dims: ModelDims, tp: int, *, chunk_tokens: int, logit_rows: int) -> Amount:
+def activations(
+    dims: ModelDims, tp: int, *, chunk_tokens: int, logit_rows: int, experts: bool = True
+) -> Amount:
     """Return what a forward pass and its libraries take while they run.
 
     Args:
@@ -102,13 +104,15 @@ def activations(dims: ModelDims, tp: int, *, chunk_tokens: int, logit_rows: int)
         tp: Tensor-parallel ranks.
         chunk_tokens: Longest prefill pass (``--chunked-prefill-size``).
         logit_rows: Rows that are sampled at once: running requests x tokens a verify step checks.
+        experts: Whether routed experts' rows are among them, and not in a workspace of their own.
     """
     hidden_streams = 6 * dims.hidden_size
     keys = dims.linear_num_key_heads * dims.linear_key_head_dim
     values = dims.linear_num_value_heads * dims.linear_value_head_dim
     mixer = 2 * 2 * (keys + values) // tp
     expert = 3 * dims.moe_intermediate_size // tp + dims.hidden_size
-    a_token = 2 * (hidden_streams + mixer + dims.num_experts_per_tok * expert)
+    routed = dims.num_experts_per_tok * expert if experts else 0
+    a_token = 2 * (hidden_streams + mixer + routed)
     a_row = dims.vocab_size * (2 + 4 + 4)
     computed = chunk_tokens * a_token + logit_rows * a_row + _RUNTIME_BYTES
     stock_rule = 512 * MIB + max(chunk_tokens, 2048) * 3 * MIB // 2 + tp * GIB // 8

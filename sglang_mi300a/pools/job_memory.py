@@ -78,7 +78,7 @@ class JobMemory:
                 host=Amount(**plan["host"]),
                 reserve=Amount(**plan["reserve"]),
                 extra=tuple(
-                    Line(row["name"], row["on"], Amount(**row["amount"])) for row in plan["extra"]
+                    Line(**{**row, "amount": Amount(**row["amount"])}) for row in plan["extra"]
                 ),
             ),
             places=tuple(Place(**row) for row in data["places"]),

@@ -22,6 +22,9 @@ from sglang_mi300a.pools.pool_sizes import (
 
 On = Literal["device", "host", "reserve"]
 
+EXPERT_WORKSPACE = "expert workspace"
+"""Name of the line for what the expert kernels write beside their result."""
+
 MOST_REQUESTS = 4096
 """Stock's own bound on running requests."""
 _MOST_TOKENS = (1 << 31) - 1  # locations of KV are 32-bit
@@ -37,11 +40,13 @@ class Line:
         name: What it is.
         on: ``device``: the driver allocates it. ``host``: processes. ``reserve``: nobody may.
         amount: How many bytes, and how that is known.
+        with_weights: Whether it is allocated while weights are loaded, before any pool.
     """
 
     name: str
     on: On
     amount: Amount
+    with_weights: bool = False
 
     @property
     def planned(self) -> int:
@@ -243,6 +248,13 @@ class Plan:
             self.dims, self.tp, asked.state_dtype, asked.conv_dtype, asked.kv_dtype_bytes
         )
 
+    def loaded_bytes(self, rank: int) -> int:
+        """Return what is on a rank once weights are loaded, before any pool."""
+        weights = self.weights[rank]
+        draft = weights.draft if self.asked.draft_tokens else 0
+        beside = sum(line.planned for line in self.extra if line.with_weights)
+        return weights.target + draft + beside
+
     @cached_property
     def ranks(self) -> tuple[RankPlan, ...]:
         """The lines of every rank."""
@@ -302,6 +314,7 @@ class Plan:
                 self.tp,
                 chunk_tokens=asked.chunk_tokens,
                 logit_rows=asked.verify_rows,
+                experts=all(line.name != EXPERT_WORKSPACE for line in self.extra),
             )),
             *self.extra,
             Line("host processes", "host", self.host),

@@ -88,7 +88,8 @@ def _apu_json(rank: RankPlan, apu: ApuMemory) -> dict[str, Any]:
 
 def _loading_peak(plan: Plan) -> int:
     return max(
-        w.target + (w.draft + w.lent if plan.asked.draft_tokens else 0) for w in plan.weights
+        plan.loaded_bytes(rank) + (weights.lent if plan.asked.draft_tokens else 0)
+        for rank, weights in enumerate(plan.weights)
     )
 
 
@@ -110,7 +111,7 @@ def as_text(plan: Plan, live: NodeMemory, problems: list[fit.Problem], preset: s
         f"sessions: {fit.binds(plan)}",
         f"memory: {fit.memory_binds(plan, live)}",
         _fraction_text(fraction),
-        f"while loading: {both(_loading_peak(plan))} of weights an APU, before any pool",
+        f"while loading: {both(_loading_peak(plan))} an APU, before any pool",
     ]
     parts += [f"note: {note}" for note in live.notes]
     parts += [f"warning: {warning}" for warning in fit.warnings(plan, live)]

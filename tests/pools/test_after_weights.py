@@ -9,7 +9,9 @@ from sglang_mi300a import boot_report, gates
 from sglang_mi300a.errors import EXIT_JUDGED_AGAINST, JudgedAgainst, UserError
 from sglang_mi300a.pools import after_weights
 from sglang_mi300a.pools.byte_text import GB
+from sglang_mi300a.pools.estimates import exact
 from sglang_mi300a.pools.job_memory import JobMemory, Place
+from sglang_mi300a.pools.memory_plan import Line
 from sglang_mi300a.pools.unified_memory import HipView
 from sglang_mi300a.settings import Resolved
 from tests.foundation.test_rank_agreement import Together
@@ -44,9 +46,7 @@ class Job:
         """Look before, let every rank load its weights, and take ``extra`` bytes by APU."""
         for rank in self.ranks:
             after_weights.look_before(rank, self.record)
-        weights = (
-            self.plan.ranks[0].line("weights").planned + self.plan.ranks[0].line("draft").planned
-        )
+        weights = self.plan.loaded_bytes(0)
         for node in range(TP):
             take(self.root, node, weights + (extra[node] if node < len(extra) else 0))
 
@@ -95,11 +95,19 @@ def test_the_missing_bytes_are_the_plans_remaining_lines_less_what_is_there(job)
     job.load(0, 40 * GB)
     job.look()
     rank = job.plan.ranks[1]
-    loaded = rank.line("weights").planned + rank.line("draft").planned
+    loaded = job.plan.loaded_bytes(1)
     left = rank.planned("device", "reserve") - loaded
     there = job.memory.apu_of(1).node_bytes
     missing = (left - there) / GB
     assert f"APU 1: {missing:.2f} GB (" in boot_report.read_all(job.run_dir)[1].refusal
+
+
+def test_what_was_made_with_the_weights_is_not_waited_for_again():
+    beside = Line("expert workspace", "device", exact(3 * GB, "test"), with_weights=True)
+    plan = replace(models.plan(), extra=(beside,))
+    assert plan.loaded_bytes(0) == models.plan().loaded_bytes(0) + 3 * GB
+    left = after_weights.remaining(plan).ranks[0].planned()
+    assert left == plan.ranks[0].planned() - plan.loaded_bytes(0) - plan.host.planned
 
 
 def test_weights_on_a_neighbour_are_told_once_and_served_where_all_fits(job, capsys):

@@ -10,6 +10,8 @@ import pytest
 from sglang_mi300a.cli import main as program
 from sglang_mi300a.cli import plan as command
 from sglang_mi300a.errors import EXIT_BAD_INPUT, EXIT_JUDGED_AGAINST, EXIT_OK
+from sglang_mi300a.moe.kernels.steps import Layer
+from sglang_mi300a.moe.kernels.workspace import workspace_bytes
 from sglang_mi300a.pools import unified_memory
 from sglang_mi300a.serving import preset
 from sglang_mi300a.tiny_model import make_tiny_model
@@ -119,7 +121,30 @@ def test_the_json_holds_every_line_with_its_range_and_source(report):
         assert all(line["low"] <= line["bytes"] <= line["high"] for line in apu["lines"])
         assert all(line["source"] for line in apu["lines"])
     assert found["asked"]["kv_tokens"] == 48 * 4096
-    assert found["peak_while_loading_bytes"] == 56_459_273_952 + 3_353_396_224 + 1_017_118_720
+    workspace = next(
+        line["bytes"] for line in found["apus"][0]["lines"] if line["name"] == "expert workspace"
+    )
+    loaded = 56_459_273_952 + 3_353_396_224 + workspace
+    assert found["peak_while_loading_bytes"] == loaded + 1_017_118_720
+
+
+def test_the_expert_kernels_workspace_is_what_they_ask_for_and_not_counted_twice(report):
+    def lines(*flags, **rest):
+        _, found = report(*flags, **rest)
+        return {line["name"]: line["bytes"] for line in found["apus"][0]["lines"]}
+
+    layer = Layer(1024, 10, 512, 4096, 256, "subnormals", 16, 228, shared_expert=True)
+    with_kernels = lines("--set", "chunked_prefill_size=1024")
+    assert with_kernels["expert workspace"] == workspace_bytes(layer)
+    # Their rows are no part of the activations then, which otherwise hold 10 experts a token.
+    rows = lines("--set", "chunked_prefill_size=2048")["activations"] - with_kernels["activations"]
+    assert rows < 1024 * 10 * 4096 * 2
+
+
+def test_a_model_that_the_kernels_cannot_run_has_no_workspace(report, tmp_path):
+    make_tiny_model(tmp_path / "tiny", kind="qwen3_5-moe-mxfp4")
+    _, found = report("--tp-size", 1, model=tmp_path / "tiny")
+    assert "expert workspace" not in [line["name"] for line in found["apus"][0]["lines"]]
 
 
 def test_sizes_are_derived_from_sessions_or_taken_as_given(report):
