@@ -47,6 +47,19 @@ ACCUMULATE = "SGLANG_MI300A_ACCUMULATE"
 """``TOKENS/PASSES``: prompts wait for so many new tokens in the queue, or so many passes; ``0``:
 they do not wait."""
 
+KERNEL_CACHE = "SGLANG_MI300A_KERNEL_CACHE"
+"""Store of compiled kernels, may be shared and read-only; default one in the state directory."""
+LOCAL_DIR = "SGLANG_MI300A_LOCAL_DIR"
+"""Where this node's copies, locks and logs of kernels lie: a local disk; default in ``/tmp``."""
+
+AITER_SWITCHES = (
+    "AITER_ASM_DEBUG", "AITER_DEBUG", "AITER_DISABLE_KERNARG_PRELOAD", "AITER_ENABLE_EXPERIMENTAL",
+    "AITER_FP4x2", "AITER_META_DIR", "CK_DIR", "CK_TILE_ATTENTION_LOGITS_SOFT_CAP_DEFAULT",
+    "CK_TILE_ATTENTION_USE_SOFTSIGN_ASM", "CK_TILE_FLOAT_TO_BFLOAT16_DEFAULT", "ENABLE_CK",
+    "ENABLE_ROPE_POSITIONS_INT32", "HIP_CLANG_PATH", "HIP_KITTENS_DIR",
+)  # fmt: skip
+"""What AITER's builder reads and compiles in."""
+
 OFF_VALUES = ("off", "0", "")
 SCHEMA = 1
 
@@ -267,6 +280,50 @@ def state_dir() -> Path:
         return Path(given)
     base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return Path(base) / "sglang-mi300a"
+
+
+def kernel_cache_dir() -> Path:
+    """Return the store of compiled kernels (not created here)."""
+    given = os.environ.get(KERNEL_CACHE)
+    return Path(given) if given else state_dir() / "kernel-cache"
+
+
+def local_dir() -> Path:
+    """Return this user's directory on this node's own disk (not created here)."""
+    given = os.environ.get(LOCAL_DIR)
+    return Path(given) if given else Path(tempfile.gettempdir(), f"sglang-mi300a-{os.getuid()}")
+
+
+def aiter_switches() -> dict[str, str]:
+    """Return the variables that change what AITER compiles, where they are set."""
+    return {name: os.environ[name] for name in AITER_SWITCHES if name in os.environ}
+
+
+def replace_defaults(environment: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
+    """Set variables that are not set, or are set to what somebody else's default is.
+
+    Args:
+        environment: What to set.
+        defaults: Values that no user chose, by name.
+
+    Returns:
+        Those that were set.
+    """
+    free = {k: v for k, v in environment.items() if os.environ.get(k) in (None, defaults.get(k))}
+    os.environ.update(free)
+    return free
+
+
+def sglang_cache_defaults() -> dict[str, str]:
+    """Return where SGLang 0.5.18 puts Triton's and Inductor's caches as it is imported.
+
+    Source: ``sglang/srt/environ.py``, ``third_party_cache_defaults``.
+    """
+    base = os.path.expanduser(os.environ.get("SGLANG_CACHE_DIR") or "~/.cache/sglang")
+    return {
+        "TRITON_CACHE_DIR": os.path.join(base, "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": os.path.join(base, "inductor"),
+    }
 
 
 def run_dir_given() -> bool:

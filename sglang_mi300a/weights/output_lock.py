@@ -6,36 +6,18 @@ import errno
 import fcntl
 import json
 import os
-import socket
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 
 from sglang_mi300a.errors import UserError
+from sglang_mi300a.process_identity import Holder, boot_id, is_alive, is_of_this_boot, myself
 
 PREFIX = ".shard-weights-"
 """First part of every lock file's name."""
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NO_KERNEL_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 _SETTLE_S = 0.2
-
-
-@dataclass(frozen=True)
-class Holder:
-    """Who holds the lock.
-
-    Attributes:
-        host: Host name.
-        boot_id: The kernel's id of this boot: tells machines, and boots of one, apart.
-        pid: Process id.
-        start_ticks: When the process started, in clock ticks since boot: tells a reused pid.
-    """
-
-    host: str
-    boot_id: str
-    pid: int
-    start_ticks: int
 
 
 class LockHeld(UserError):
@@ -96,17 +78,17 @@ class OutputLock:
     def _sign(self, descriptor: int, kernel_decided: bool) -> None:
         before = _read(descriptor)
         if before is not None and (
-            before.boot_id != _boot_id() or (not kernel_decided and _is_alive(before))
+            before.boot_id != boot_id() or (not kernel_decided and _may_be_alive(before))
         ):
             raise self._held(before)
-        myself = _myself()
+        me = myself()
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(asdict(myself)).encode(), 0)
+        os.pwrite(descriptor, json.dumps(asdict(me)).encode(), 0)
         os.fsync(descriptor)
         if not kernel_decided:
             time.sleep(_SETTLE_S)  # of two that signed at once, the later one stays
             after = _read(descriptor)
-            if after != myself:
+            if after != me:
                 raise self._held(after)
 
     def _is_still_there(self, descriptor: int) -> bool:
@@ -116,7 +98,7 @@ class OutputLock:
             return False
 
     def _held(self, holder: Holder | None) -> LockHeld:
-        who = f"process {holder.pid} on {holder.host}" if holder else "another process"
+        who = str(holder) if holder else "another process"
         return LockHeld(
             str(self.path),
             found=f"held by {who}",
@@ -133,24 +115,5 @@ def _read(descriptor: int) -> Holder | None:
         return None
 
 
-def _myself() -> Holder:
-    pid = os.getpid()
-    return Holder(socket.gethostname(), _boot_id(), pid, _start_ticks(pid) or 0)
-
-
-def _is_alive(holder: Holder) -> bool:
-    """Return whether a process of this boot still runs."""
-    return _start_ticks(holder.pid) == holder.start_ticks
-
-
-def _start_ticks(pid: int) -> int | None:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    # Field 22; the second, in parentheses, may hold spaces.
-    return int(stat.rpartition(")")[2].split()[19])
-
-
-def _boot_id() -> str:
-    return _BOOT_ID.read_text().strip()
+def _may_be_alive(holder: Holder) -> bool:
+    return not is_of_this_boot(holder) or is_alive(holder)

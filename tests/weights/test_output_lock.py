@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from sglang_mi300a.errors import UserError
+from sglang_mi300a.process_identity import myself
 from sglang_mi300a.weights import output_lock
 from sglang_mi300a.weights.output_lock import OutputLock
 from tests import repository
@@ -145,16 +146,16 @@ def test_without_kernel_locks_a_living_holder_is_respected(tmp_path, no_kernel_l
 
 @pytest.mark.parametrize("change", [{"pid": 2**22 + 1}, {"start_ticks": 0}], ids=["gone", "reused"])
 def test_without_kernel_locks_a_dead_holder_is_succeeded(tmp_path, no_kernel_locks, change):
-    left = replace(output_lock._myself(), **change)
+    left = replace(myself(), **change)
     (tmp_path / LOCK).write_text(json.dumps(asdict(left)))
     with OutputLock(tmp_path, "rank-0"):
-        assert json.loads((tmp_path / LOCK).read_text()) == asdict(output_lock._myself())
+        assert json.loads((tmp_path / LOCK).read_text()) == asdict(myself())
 
 
 def test_without_kernel_locks_the_later_of_two_signatures_stays(
     tmp_path, no_kernel_locks, monkeypatch
 ):
-    other = replace(output_lock._myself(), pid=1)
+    other = replace(myself(), pid=1)
     monkeypatch.setattr(
         output_lock.time, "sleep", lambda s: (tmp_path / LOCK).write_text(json.dumps(asdict(other)))
     )
