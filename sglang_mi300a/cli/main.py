@@ -35,6 +35,7 @@ COMMANDS = (
     Command("gemm", "gemm", "which dense products a server runs, and with which rows"),
     Command("tune", "tune", "tune dense products on this node, into a table of your own"),
     Command("tables", "tables", "tuning tables: which there are, which fits, which is in use"),
+    Command("kernel-cache", "kernel_cache", "AITER's kernels built once, packed, verified"),
     Command("serve", "serve", "start SGLang with a preset (or print how, with --dry-run)"),
     Command("presets", "presets", "what each preset sets, and why"),
     Command("hooks", "hooks", "what is put into SGLang, and whether it fits a given SGLang"),

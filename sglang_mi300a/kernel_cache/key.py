@@ -93,17 +93,25 @@ class CacheKey:
 
     def differences(self, other: CacheKey) -> list[str]:
         """Return what differs, by name: ``rocm: 7.0.1 here, 6.4.3 there``."""
-        mine, theirs = self.to_data(), other.to_data()
+        mine, theirs = self._facts(), other._facts()
         return [
-            f"{name}: {_shown(mine[name])} here, {_shown(theirs[name])} there"
-            for name in mine
-            if mine[name] != theirs[name]
+            f"{name}: {_shown(mine.get(name))} here, {_shown(theirs.get(name))} there"
+            for name in {**mine, **theirs}
+            if mine.get(name) != theirs.get(name)
         ]
 
+    def _facts(self) -> dict[str, str]:
+        """Return every part by name, each switch and each module as a part of its own."""
+        facts = {k: str(v) for k, v in self.to_data().items() if k not in ("switches", "modules")}
+        facts.update({f"switch {name}": value for name, value in self.switches.items()})
+        facts.update({f"module {name}": "needed" for name in self.modules})
+        return facts
 
-def _shown(value: object) -> str:
-    text = json.dumps(value) if isinstance(value, (dict, list)) else str(value)
-    return (text[:40] + "...") if len(text) > 43 else text or "not known"
+
+def _shown(value: str | None) -> str:
+    if value is None:
+        return "not"
+    return (value[:40] + "...") if len(value) > 43 else value or "not known"
 
 
 def of_this_machine(

@@ -155,13 +155,29 @@ def _keep(directory: Path, key: CacheKey, local: Path, say: Say) -> None:
         say(str(error))
 
 
+def left_by_the_dead(local: Path) -> list[Path]:
+    """Return directories of launches whose process has ended."""
+    return _unheld(local / "launches")
+
+
+def leftover_staging(local: Path) -> list[Path]:
+    """Return directories of builds whose process has ended."""
+    return _unheld(local / "staging")
+
+
+def _unheld(folder: Path) -> list[Path]:
+    return [
+        directory
+        for directory in sorted(folder.glob("*"))
+        if directory.is_dir() and not owner_lock.is_held(directory.with_suffix(".lock"))
+    ]
+
+
 def keep_from_the_dead(local: Path, say: Say) -> list[Path]:
     """Keep what killed servers built, and remove their directories; return those."""
     removed = []
-    for directory in sorted((local / "launches").glob("*-*")):
+    for directory in left_by_the_dead(local):
         lock = directory.with_suffix(".lock")
-        if not directory.is_dir() or owner_lock.is_held(lock):
-            continue
         try:
             # Two that look at once: the second waits for the first and finds nothing left.
             with OwnerLock(lock, str(directory), wait_s=60):
@@ -174,12 +190,3 @@ def keep_from_the_dead(local: Path, say: Say) -> list[Path]:
             continue
         removed.append(directory)
     return removed
-
-
-def leftover_staging(local: Path) -> list[Path]:
-    """Return directories of builds whose process has ended."""
-    return [
-        directory
-        for directory in sorted((local / "staging").glob("*"))
-        if directory.is_dir() and not owner_lock.is_held(directory.with_suffix(".lock"))
-    ]

@@ -111,7 +111,7 @@ class Store:
 
     # -- reading ---------------------------------------------------------------------------------
 
-    def keys(self) -> Iterator[str]:
+    def digests(self) -> Iterator[str]:
         """Yield the digests of all keys.
 
         Raises:
@@ -312,7 +312,7 @@ class Store:
         """
         used = {
             file.sha256
-            for digest in self.keys()
+            for digest in self.digests()
             for module in self.modules(digest).values()
             for file in module.files
         }

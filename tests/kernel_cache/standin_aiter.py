@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sglang_mi300a.kernel_cache import aiter_install, needed
 
-CORE = '''
+CORE = """
 import json, os, shutil, time
 
 CK_DIR = "ck"
@@ -49,9 +49,9 @@ def build_module(md_name, srcs, blob_gen_cmd, verbose=False):
     os.remove(lock)
     shutil.copy(linked, jit_dir)
     os.remove(baton)
-'''
+"""
 
-OPERATORS = '''
+OPERATORS = """
 import torch
 from torch import Tensor
 from nowhere import Optional
@@ -65,7 +65,7 @@ def cmdGenFunc_mha_batch_prefill(
 ):
     name = "mha_batch_prefill" + _mask(max_seqlen_q, is_causal)
     return {"md_name": name, "blob_gen_cmd": [f"{CK_DIR}/generate.py {name}"]}
-'''
+"""
 
 
 def shared_object(text=b"", arch=b"gfx942"):

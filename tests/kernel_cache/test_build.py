@@ -81,7 +81,9 @@ def test_one_that_came_with_aiter_and_cannot_be_used_is_built(builder, install, 
 
 def test_a_failed_build_shows_its_log_and_publishes_nothing(builder, store, key, monkeypatch):
     monkeypatch.setenv("STANDIN_FAILS", "module_sample")
-    with pytest.raises(UserError, match="(?s)build of sample.*exit code 1.*no kernel in module_sample"):
+    with pytest.raises(
+        UserError, match="(?s)build of sample.*exit code 1.*no kernel in module_sample"
+    ):
         builder.run(FAILING)
     assert "sample" not in store.modules(key.digest)
     assert not list((builder.local / "staging").iterdir())
@@ -127,7 +129,10 @@ def test_an_aiter_without_what_is_expected_is_refused(builder, tmp_path, store, 
             "asks for num_lanes: int",
         ),
         (standin_aiter.OPERATORS.replace("{CK_DIR}", "{NOBODY}"), "uses NOBODY"),
-        (standin_aiter.OPERATORS.replace('"md_name": name', '"m": 1'), "gives blob_gen_cmd, m, no md_name"),
+        (
+            standin_aiter.OPERATORS.replace('"md_name": name', '"m": 1'),
+            "gives blob_gen_cmd, m, no md_name",
+        ),
     ],
     ids=["missing", "asks for more", "uses more", "gives less"],
 )

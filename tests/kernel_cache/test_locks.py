@@ -234,7 +234,9 @@ def test_after_the_bounded_wait_holder_and_file_are_named_and_nothing_is_deleted
 
 def test_a_dead_holder_is_not_waited_for(tmp_path):
     path = leave(tmp_path, "module_a/build/lock", here(GONE))
-    with pytest.raises(UserError, match=f"build lock, its holder has ended: held by process {GONE}"):
+    with pytest.raises(
+        UserError, match=f"build lock, its holder has ended: held by process {GONE}"
+    ):
         aiter_locks.wait_until_free(tmp_path, wait_s=600, config_dir=tmp_path / "none")
     assert path.exists()
 

@@ -39,7 +39,7 @@ def test_equal_bytes_are_stored_once_and_modules_of_two_keys_stay_apart(store):
 
 
 def test_a_store_that_does_not_exist_is_empty(tmp_path):
-    assert list(Store(tmp_path / "none").keys()) == []
+    assert list(Store(tmp_path / "none").digests()) == []
     assert Store(tmp_path / "none").modules("0" * 32) == {}
 
 
@@ -91,7 +91,7 @@ def test_hidden_leftovers_of_a_network_file_system_are_overlooked(store, key):
     module = stored(store, key, "a", CONTENT)
     (store.root / "entries/.nfs000000").touch()
     (store.root / "entries" / key.digest / "modules/.nfs000001.json").write_text("{")
-    assert list(store.keys()) == [key.digest]
+    assert list(store.digests()) == [key.digest]
     assert store.modules(key.digest) == {"a": module}
 
 
@@ -137,7 +137,7 @@ def test_a_store_of_another_user_mode_0700_is_refused_with_owner_and_mode(
     store.root.chmod(0o000)
     try:
         with pytest.raises(UserError, match="Permission denied .*mode 0000"):
-            list(store.keys())
+            list(store.digests())
     finally:
         store.root.chmod(0o755)
 
@@ -150,7 +150,7 @@ def test_a_store_that_may_not_be_read_is_refused_with_owner_and_mode(store, key,
 
     monkeypatch.setattr(type(store.root), "iterdir", denied)
     with pytest.raises(UserError, match="Permission denied.*ask its owner"):
-        list(store.keys())
+        list(store.digests())
     with pytest.raises(UserError, match="Permission denied.*ask its owner"):
         store.modules(key.digest)
 
