@@ -28,10 +28,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from sglang_mi300a import code_objects, cost_model
-from sglang_mi300a.cost_model import MACHINE, StreamCounts
+from sglang_mi300a.cost_model import MACHINE
 from sglang_mi300a.moe.kernels import catalogue, prediction, published, steps
 from sglang_mi300a.moe.kernels.catalogue import MatrixKernel
-from sglang_mi300a.moe.kernels.prediction import KernelCounts, Shape
+from sglang_mi300a.moe.kernels.prediction import Shape
 from tests.gfx942.machine import Machine
 from tests.moe.kernels import counting
 
@@ -41,6 +41,8 @@ LAYOUTS = {
     "subnormals": "stream/1",
     "bf8": "stream/1 restriped for bf8",
     "bf16": "bf16 stream",
+    "loads_only": "stream/1",
+    "checkpoint": "plain/1",
 }
 SERVED = next(shape for shape in prediction.SHAPES if shape.name == "TP4")
 
@@ -94,21 +96,11 @@ def kernel_row(kernel: MatrixKernel, on: Machine) -> dict[str, Any]:
     }
 
 
-def counts_of(row: Mapping[str, Any]) -> KernelCounts:
-    """Return a row of the result as predictions take it."""
-    return KernelCounts(
-        item=StreamCounts(**row["item"]),
-        switch=StreamCounts(**row["switch"]),
-        workgroups_per_cu=row["workgroups_per_cu"],
-        ring_bytes_per_cu=row["ring_bytes_per_cu"],
-    )
-
-
 def predicted(
     rows: Iterable[Mapping[str, Any]], decode: str, tile: int, num_tokens: int, shape: Shape
 ) -> cost_model.Prediction:
     """Return the time of both stages of a layer."""
-    counts = {row["name"]: counts_of(row) for row in rows}
+    counts = prediction.counts_of(rows)
     work = prediction.routing(num_tokens, tile, shape)
     kernels = [catalogue.matrix_kernel(op, decode, tile, shape.inner) for op in ("gate_up", "down")]
     first, second = (
@@ -175,6 +167,7 @@ def result(shape: Shape) -> dict[str, Any]:
         "compiler": record.compiler,
         "model": MACHINE.digest,
         "kernels": rows,
+        "timed_parts": [kernel_row(kernel, on) for kernel in catalogue.TIMED_KERNELS],
         "predicted": list(predicted_rows(rows, shape)),
         "beside": beside(on),
         "published": [

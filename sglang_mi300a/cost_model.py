@@ -373,12 +373,14 @@ class StreamCounts:
         matrix: matrix instructions, of all the worker's waves.
         segments: 64-byte segments of contiguous loads, and of stores.
         row_segments: Of loads that go to a row each, for each distinct row.
+        scattered_segments: Of loads of weights that do not lie in a row.
     """
 
     vector: float
     matrix: float
     segments: float
     row_segments: float = 0.0
+    scattered_segments: float = 0.0
 
     @property
     def issue_clk(self) -> float:
@@ -448,7 +450,8 @@ class StreamKernel:
 
     @staticmethod
     def _address_clk(counts: StreamCounts, rows: float, machine: Machine) -> float:
-        return counts.segments + machine.scattered_clk * counts.row_segments * rows
+        scattered = counts.row_segments * rows + counts.scattered_segments
+        return counts.segments + machine.scattered_clk * scattered
 
 
 def _distinct_with_padding(routing: Routing) -> float:

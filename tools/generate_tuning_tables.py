@@ -1,6 +1,6 @@
-"""Write the tuning tables that the cost model makes: tuning_tables/moe/expert_layer.json.
+"""Write tuning_tables/moe: the cost model's table, and the counts that it is made from.
 
-Reads the executed counts in benchmarks/results/moe_counts.json.
+Reads benchmarks/results/moe_counts.json.
 """
 
 from __future__ import annotations
@@ -13,17 +13,22 @@ from sglang_mi300a.moe.kernels import candidates, prediction
 
 ROOT = Path(__file__).parents[1]
 COUNTS = ROOT / "benchmarks/results/moe_counts.json"
-TABLE = ROOT / "tuning_tables/moe" / candidates.FILE
+FOLDER = ROOT / "tuning_tables/moe"
 MADE_BY = "python tools/generate_tuning_tables.py"
 
 
-def text() -> str:
-    """Return the table's text."""
-    counts = prediction.counts_of(json.loads(COUNTS.read_text(encoding="utf-8"))["kernels"])
-    return tables.render(candidates.modelled(counts, MADE_BY))
+def texts() -> dict[str, str]:
+    """Return the text of each file by name."""
+    found = json.loads(COUNTS.read_text(encoding="utf-8"))
+    counts = prediction.counts_of([*found["kernels"], *found["timed_parts"]])
+    return {
+        candidates.FILE: tables.render(candidates.modelled(counts, MADE_BY)),
+        prediction.COUNTS_FILE: prediction.counts_text(counts),
+    }
 
 
 if __name__ == "__main__":
-    TABLE.parent.mkdir(parents=True, exist_ok=True)
-    TABLE.write_text(text(), encoding="utf-8")
-    print(TABLE.relative_to(ROOT))
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, text in texts().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
+        print((FOLDER / name).relative_to(ROOT))

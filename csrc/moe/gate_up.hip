@@ -52,6 +52,18 @@ constexpr u32 kWaves = 8;
 template <u32 kTokenTiles>
 using Partial = f32x4[2][kWaves][2][kTokenTiles][kLanes];
 
+// Where a wave's bytes of an item begin.
+template <class Format>
+DEVICE u32 item_base(u32 expert, u32 wave, u32 item, u32 item_bytes, u32 log2_items) {
+  return (expert * kWaves + wave) * (item_bytes << log2_items) + item * item_bytes;
+}
+template <>
+DEVICE u32 item_base<FromCheckpoint>(u32 expert, u32 wave, u32 item, u32, u32) {
+  return expert * FromCheckpoint::kExpertBytes +
+         item * (kTileRows * FromCheckpoint::kRowBytes) +
+         wave * (FromCheckpoint::kRowBytes / kWaves);
+}
+
 template <class Format, u32 kTokenTiles, u32 kRing>
 DEVICE void gate_up(const u8* stream, u32 stream_bytes, const u8* activations, u32 activation_bytes,
                     const u32* tokens, u32 token_bytes, const u32x4* work, u8* inner,
@@ -74,9 +86,8 @@ DEVICE void gate_up(const u8* stream, u32 stream_bytes, const u8* activations, u
   if (position == end) return;
 
   const u32 item_mask = (1u << log2_items) - 1;
-  const u32 slice_bytes = Item::kBytes << log2_items;
   const auto base_of = [&](const Unit& unit, u32 item) {
-    return (unit.expert * kWaves + wave) * slice_bytes + item * Item::kBytes;
+    return item_base<Format>(unit.expert, wave, item, Item::kBytes, log2_items);
   };
 
   Item state;
@@ -195,7 +206,12 @@ DEVICE void gate_up(const u8* stream, u32 stream_bytes, const u8* activations, u
                  ring, bf16_ring)                                                                  \
   GATE_UP_KERNEL(moe_gate_up_##tokens##_bf8, simd, tokens / kTileRows, Mxfp4<ByBf8>, ring,         \
                  bf16_ring)                                                                        \
-  GATE_UP_KERNEL(moe_gate_up_##tokens##_bf16, simd, tokens / kTileRows, Bf16, bf16_ring, bf16_ring)
+  GATE_UP_KERNEL(moe_gate_up_##tokens##_bf16, simd, tokens / kTileRows, Bf16, bf16_ring,           \
+                 bf16_ring)                                                                        \
+  GATE_UP_KERNEL(moe_gate_up_##tokens##_loads_only, simd, tokens / kTileRows, LoadsOnly, ring,     \
+                 bf16_ring)                                                                        \
+  GATE_UP_KERNEL(moe_gate_up_##tokens##_checkpoint, simd, tokens / kTileRows, FromCheckpoint,      \
+                 ring, bf16_ring)
 GATE_UP_VARIANTS(X)
 #undef X
 

@@ -165,6 +165,48 @@ struct ByBf8 {
   }
 };
 
+// For timing only, the results mean nothing: the stream's loads and waits without a decode or a
+// product. How fast it runs says what memory gives to these loads.
+struct LoadsOnly : Mxfp4<BySubnormals> {
+  template <u32 kTokenTiles, u32 kAllBlocks>
+  DEVICE static void multiply(const Record& record, const u32x4 (&)[kTokenTiles][kAllBlocks], u32,
+                              bool starts, f32x4 (&sums)[kTokenTiles]) {
+    asm volatile("" : : "v"(record.codes), "v"(record.scales));
+#pragma unroll
+    for (u32 tile = 0; tile < kTokenTiles; ++tile)
+      if (starts) sums[tile] = f32x4{0, 0, 0, 0};
+  }
+};
+
+// For timing only: the fast decode, its bytes loaded from where a checkpoint has them on one rank
+// of four. That is codes [512 experts][512 rows][2048 bytes], then scales [512][512][128]; so a load
+// of 1 KiB touches 64 segments of 64 bytes in 16 rows, where the stream's touches 16 in a row.
+struct FromCheckpoint : Mxfp4<BySubnormals> {
+  static constexpr u32 kRowBytes = 2048;
+  static constexpr u32 kSideBytes = 256 * kRowBytes;
+  static constexpr u32 kExpertBytes = 2 * kSideBytes;
+  static constexpr u32 kScalesAt = 512 * kExpertBytes;
+  static constexpr u32 kCodeBytesOfScale = kBlockK / 2;
+
+  DEVICE static Lane lane_offsets(u32 lane) {
+    const u32 row = lane % kTileRows * kRowBytes;
+    const u32 group = lane / kTileRows;
+    return {row + group * kLanes, row / kCodeBytesOfScale + group * kBlocks};
+  }
+  DEVICE static void load(Record& record, Buffer stream, Lane lane, u32 index, u32 base) {
+    const u32 side = base + index / kBlocks * kSideBytes;
+    const u32 place = index % kBlocks;
+    // One word of scales serves four loads of a row's codes; the later ones take a constant.
+    if (place == 0) {
+      record.scales = load_u32(stream, lane.scales, kScalesAt + side / kCodeBytesOfScale);
+    } else {
+      record.scales = 0x7f7f7f7fu;
+      pin(record.scales);
+    }
+    record.codes = load_u32x4(stream, lane.codes + place * kLaneBytes, side);
+  }
+};
+
 // Weights that are bf16 already: a record is 1 KiB, one block of 32 along K.
 struct Bf16 {
   struct Record {

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_mi300a import device, shipped, tables
+from sglang_mi300a import device, tables
 from sglang_mi300a.cost_model import MACHINE
 from sglang_mi300a.moe import tile_choice
 from sglang_mi300a.moe.kernels import candidates, catalogue, prediction
@@ -52,9 +52,18 @@ def measured(tmp_path, table):
     return path, write
 
 
-def test_the_shipped_table_is_what_the_generator_makes_of_the_committed_counts(generator):
-    assert generator.text() == generator.TABLE.read_text()
-    assert shipped.tuning_tables() / "moe" / candidates.FILE == generator.TABLE
+def test_the_shipped_files_are_what_the_generator_makes_of_the_committed_counts(generator):
+    assert tile_choice.shipped_path().parent == generator.FOLDER
+    for name, text in generator.texts().items():
+        assert (generator.FOLDER / name).read_text() == text
+
+
+def test_the_shipped_counts_are_read_back_as_they_were():
+    counts = prediction.shipped_counts()
+    kernels = (*catalogue.MATRIX_KERNELS, *catalogue.TIMED_KERNELS)
+    assert list(counts) == [kernel.name for kernel in kernels]
+    committed = (tile_choice.shipped_path().parent / prediction.COUNTS_FILE).read_text()
+    assert prediction.counts_text(counts) == committed
 
 
 def test_it_has_a_row_for_every_shape_format_and_batch(table):

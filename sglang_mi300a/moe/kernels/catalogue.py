@@ -9,14 +9,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-WeightFormat = Literal["subnormals", "bf8", "bf16"]
+WeightFormat = Literal["subnormals", "bf8", "bf16", "loads_only", "checkpoint"]
 """How weights become operands: two decodes of MXFP4 streams, or bf16 streams.
 
 ``subnormals`` is the fast decode and needs a matrix unit that keeps bf16 subnormals; ``bf8`` does
 not, and reads streams that ``moe_restripe_for_bf8`` has rewritten in place.
+
+The last two are for timing: ``loads_only`` loads and waits as ``subnormals`` and computes nothing,
+``checkpoint`` computes as ``subnormals`` on bytes loaded from where a checkpoint has them.
 """
 
-ACTIVATION_FACTORS: dict[WeightFormat, float] = {"subnormals": 2.0**64, "bf8": 1.0, "bf16": 1.0}
+ACTIVATION_FACTORS: dict[WeightFormat, float] = {
+    "subnormals": 2.0**64,
+    "bf8": 1.0,
+    "bf16": 1.0,
+    "loads_only": 2.0**64,
+    "checkpoint": 2.0**64,
+}
 """What activations and inner values are multiplied by while the kernels have them."""
 
 EXACT_SCALES: dict[WeightFormat, range] = {"subnormals": range(193), "bf8": range(240)}
@@ -37,6 +46,7 @@ LDS_BYTES = 65536
 
 
 WEIGHT_FORMATS: tuple[WeightFormat, ...] = ("subnormals", "bf8", "bf16")
+TIMED_FORMATS: tuple[WeightFormat, ...] = ("loads_only", "checkpoint")
 
 
 @dataclass(frozen=True)
@@ -93,7 +103,14 @@ class MatrixKernel:
 Variants = tuple[MatrixKernel, ...]
 
 
-def _gate_up(tile: int, per_cu: int, registers: int, ring: int, bf16_ring: int) -> Variants:
+def _gate_up(
+    tile: int,
+    per_cu: int,
+    registers: int,
+    ring: int,
+    bf16_ring: int,
+    formats: tuple[WeightFormat, ...] = WEIGHT_FORMATS,
+) -> Variants:
     return tuple(
         MatrixKernel(
             name=f"moe_gate_up_{tile}_{weights}",
@@ -109,7 +126,7 @@ def _gate_up(tile: int, per_cu: int, registers: int, ring: int, bf16_ring: int) 
             workgroups_per_cu=per_cu,
             ring=bf16_ring if weights == "bf16" else ring,
         )
-        for weights in WEIGHT_FORMATS
+        for weights in formats
     )
 
 
@@ -151,6 +168,13 @@ MATRIX_KERNELS: Variants = (
     *_down(1024, 32, 2, 4, 256, 8, 16),
 )
 
+TIMED_KERNELS: Variants = (
+    *_gate_up(16, 2, 128, 4, 4, TIMED_FORMATS),
+    *_gate_up(32, 1, 256, 8, 8, TIMED_FORMATS),
+)
+"""The first stage, to time its parts: results mean nothing. ``checkpoint`` is for 512 experts of
+256 neurons."""
+
 SORT_PAIRS = "moe_sort_pairs"
 SORT_THREADS = 1024
 SUM_SLOTS = "moe_sum_slots"
@@ -172,7 +196,8 @@ def matrix_kernel(op: str, weights: WeightFormat, token_tile: int, inner: int) -
     Raises:
         ValueError: There is none; the message lists the sizes that have one.
     """
-    of_kind = [k for k in MATRIX_KERNELS if (k.op, k.weights) == (op, weights)]
+    all_kernels = (*MATRIX_KERNELS, *TIMED_KERNELS)
+    of_kind = [k for k in all_kernels if (k.op, k.weights) == (op, weights)]
     for kernel in of_kind:
         if kernel.token_tile == token_tile and kernel.inner in (0, inner):
             return kernel

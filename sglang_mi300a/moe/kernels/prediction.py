@@ -6,11 +6,12 @@ Counts come from the interpreter (``benchmarks/moe_counts.py`` writes them down)
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from sglang_mi300a import cost_model
+from sglang_mi300a import cost_model, shipped
 from sglang_mi300a.cost_model import MACHINE, Prediction, Routing, StreamCounts, StreamKernel
 from sglang_mi300a.moe.kernels.catalogue import MatrixKernel
 from sglang_mi300a.stream_layout import HIDDEN
@@ -65,6 +66,27 @@ class KernelCounts:
     switch: StreamCounts
     workgroups_per_cu: int
     ring_bytes_per_cu: int
+
+
+COUNTS_FILE = "executed_counts.jsonl"
+
+
+def counts_text(counts: Mapping[str, KernelCounts]) -> str:
+    """Return counts as text, a kernel a line."""
+    rows = ({"kernel": name, **asdict(one)} for name, one in counts.items())
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def shipped_counts() -> dict[str, KernelCounts]:
+    """Return the counts of this package's kernels by name (E1)."""
+    path = shipped.tuning_tables() / "moe" / COUNTS_FILE
+    found = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        name = row.pop("kernel")
+        item, switch = StreamCounts(**row.pop("item")), StreamCounts(**row.pop("switch"))
+        found[name] = KernelCounts(item, switch, **row)
+    return found
 
 
 def counts_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, KernelCounts]:

@@ -112,10 +112,11 @@ def signature(kernel: str) -> Signature:
     """
     if kernel in _OTHERS:
         return Signature(kernel, *_OTHERS[kernel])
-    row = {row.name: row for row in catalogue.MATRIX_KERNELS}[kernel]
+    row = {row.name: row for row in (*catalogue.MATRIX_KERNELS, *catalogue.TIMED_KERNELS)}[kernel]
     return Signature(kernel, _GATE_UP if row.op == "gate_up" else _DOWN, row.threads)
 
 
 def kernels() -> tuple[str, ...]:
     """Return the names of all kernels."""
-    return (*(row.name for row in catalogue.MATRIX_KERNELS), *_OTHERS)
+    rows = (*catalogue.MATRIX_KERNELS, *catalogue.TIMED_KERNELS)
+    return (*(row.name for row in rows), *_OTHERS)

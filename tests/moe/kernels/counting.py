@@ -6,7 +6,7 @@ instruction. One expert is enough: the numbers do not depend on which unit is wh
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -21,9 +21,11 @@ from tests.moe.kernels import running
 SERVED_INNER = 256
 """Neurons of an expert on one rank of four: what kernels that take any number are counted with."""
 
+_CHECKPOINT_EXPERTS = 512
 _NUM_CUS = 2
 _UNITS = (1, 2, 5)
 _CHECKED_UNITS = 3
+_FULL_SEGMENTS = 16
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class _Launched:
-    totals: np.ndarray  # vector, matrix, segments
+    totals: np.ndarray  # vector, matrix, segments, those of weights that do not lie in a row
     size: tuple[int, int, int]  # workers, items, changes of unit
     record_segments: int
     record_loads: float
@@ -69,6 +71,11 @@ def launch(kernel: MatrixKernel, rows: Sequence[int], num_cus: int, on: Machine)
     batch = running.random_batch(len(rows) * kernel.token_tile, 1, 1, "uniform")
     layer = running.layer_of(weights, batch, kernel.weights, kernel.token_tile, num_cus=num_cus)
     buffers = running.buffers_of(layer, weights, batch)
+    if kernel.weights == "checkpoint":  # made for all of a rank's experts
+        layer = replace(layer, num_experts=_CHECKPOINT_EXPERTS)
+        empty = np.zeros(layer.stream_bytes("gate_up"), np.uint8)  # touched where it is read only
+        empty.flags.writeable = False
+        buffers[steps.W13_STREAM] = empty
     by_expert = work_split.sort_pairs(batch.ids, 1, kernel.token_tile)
     by_expert.work[1 : 1 + len(rows), 2] = rows
     buffers[steps.WORK][: by_expert.work.nbytes] = by_expert.work.reshape(-1).view(np.uint8)
@@ -96,12 +103,11 @@ def counted(kernel: MatrixKernel, on: Machine) -> Counted:
     assert np.allclose(predicted, check.totals, rtol=0, atol=1e-6), (predicted, check.totals)
 
     row_segments = (switch[2] - switch_of_one[2]) / (kernel.token_tile - 1)
+    switch[2] -= row_segments * kernel.token_tile
     return Counted(
-        item=StreamCounts(*item),
-        switch=StreamCounts(
-            switch[0], switch[1], switch[2] - row_segments * kernel.token_tile, row_segments
-        ),
-        start=StreamCounts(*start),
+        item=_stream_counts(item),
+        switch=_stream_counts(switch, row_segments),
+        start=_stream_counts(start),
         segments_per_weight_load=check.record_segments / check.record_loads,
     )
 
@@ -116,19 +122,27 @@ def _measure(kernel: MatrixKernel, units: int, rows: int, on: Machine) -> _Launc
     _, steady = steady_lines(counters)
     records = {line.pc for line, _ in steady if is_record(line)}
     of_records = [one for one in memory if one.line.pc in records]
+    record_segments = sum(one.segments for one in of_records)
+    record_loads = sum(one.lanes for one in of_records) / catalogue.LANES
+    scattered = 0
+    if record_segments > _FULL_SEGMENTS * record_loads:
+        loads = {line.pc for line, kind in steady if kind == "vmem_load"}
+        of_loop = [one for one in memory if one.line.pc in loads]
+        # The rest of the loop's loads, of a tile's tokens, is one segment.
+        scattered = sum(one.segments for one in of_loop if one.segments > one.executed)
+    segments = sum(one.segments for one in memory) - scattered
+    vector, matrix = counters.by_class["valu"], counters.by_class["mfma"]
     return _Launched(
-        np.array(
-            [
-                counters.by_class["valu"],
-                counters.by_class["mfma"],
-                sum(one.segments for one in memory),
-            ],
-            float,
-        ),
+        np.array([vector, matrix, segments, scattered], float),
         (workers, units * items, changes),
-        sum(one.segments for one in of_records),
-        sum(one.lanes for one in of_records) / catalogue.LANES,
+        record_segments,
+        record_loads,
     )
+
+
+def _stream_counts(totals: list[float], row_segments: float = 0.0) -> StreamCounts:
+    vector, matrix, segments, scattered = totals
+    return StreamCounts(vector, matrix, segments, row_segments, scattered)
 
 
 def _solve(launched: dict[int, _Launched]) -> tuple[list[float], list[float], list[float]]:
@@ -155,8 +169,8 @@ def steady_lines(counters: Counters):
     """Return how often, and (line, class) of what a wave executes for each item, in loop order."""
     often = max(
         count
-        for count, kind in zip(counters.executed, counters.classes, strict=True)
-        if kind == "mfma"
+        for count, line in zip(counters.executed, counters.lines, strict=True)
+        if is_record(line)
     )
     return often, [
         (line, kind)

@@ -131,7 +131,7 @@ def test_people_see_the_prediction_beside_the_published_time(committed, monkeypa
 
 def test_a_smaller_grid_has_fewer_bytes_under_way(committed):
     kernel = catalogue.matrix_kernel("gate_up", "subnormals", 16, 256)
-    counts = moe_counts.counts_of(committed["kernels"][0])
+    counts = prediction.counts_of(committed["kernels"])[kernel.name]
     work = prediction.routing(337, 16, moe_counts.SERVED)
     full = prediction.stream_kernel(kernel, counts, 256).predict(work)
     half = prediction.stream_kernel(kernel, counts, 256, groups_per_cu=1).predict(work)

@@ -14,6 +14,7 @@ from sglang_mi300a.moe.kernels import catalogue
 from tests.moe.kernels import counting, running
 
 KERNELS = catalogue.MATRIX_KERNELS
+ALL = (*KERNELS, *catalogue.TIMED_KERNELS)
 KIB = 1024
 
 # Vector instructions a weight, at 16 and at 32 tokens, everything included. Reading 1 KiB costs a
@@ -41,16 +42,16 @@ def built(request):
 
 
 def test_the_catalogue_lists_what_the_code_object_has(built):
-    assert set(built.code.kernels) == {k.name for k in KERNELS} | set(catalogue.OTHER_KERNELS)
+    assert set(built.code.kernels) == {k.name for k in ALL} | set(catalogue.OTHER_KERNELS)
 
 
-@pytest.mark.parametrize("name", [k.name for k in KERNELS] + list(catalogue.OTHER_KERNELS))
+@pytest.mark.parametrize("name", [k.name for k in ALL] + list(catalogue.OTHER_KERNELS))
 def test_no_kernel_spills_or_uses_scratch(built, name):
     facts = built.kernel(name)
     assert (facts.vgpr_spills, facts.sgpr_spills, facts.scratch_bytes, facts.agprs) == (0, 0, 0, 0)
 
 
-@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.name)
+@pytest.mark.parametrize("kernel", ALL, ids=lambda k: k.name)
 def test_as_many_workgroups_fit_a_compute_unit_as_the_catalogue_says(built, kernel):
     facts = built.kernel(kernel.name)
     assert facts.vgprs <= kernel.registers
@@ -69,7 +70,7 @@ def test_enough_bytes_are_under_way(kernel):
 
 
 @pytest.mark.parametrize("compiler", running.COMPILERS)
-@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.name)
+@pytest.mark.parametrize("kernel", ALL, ids=lambda k: k.name)
 def test_the_ring_is_full_at_every_wait(kernel, compiler):
     left = [records for _, records in counting.waits(kernel, running.machine(compiler))]
     values = kernel.item_rows * min(kernel.inner or 512, 512)  # of an item, a wave
@@ -138,6 +139,27 @@ def test_the_next_unit_is_asked_for_early_and_waited_for_late(kernel, compiler):
     waited = next(k for k, (line, _) in enumerate(behind) if "lgkmcnt" in line.wait)
     between = [kind for _, kind in behind[:waited]].count("mfma")
     assert between >= kinds.count("mfma") / 2
+
+
+@pytest.mark.parametrize("compiler", running.COMPILERS)
+@pytest.mark.parametrize("kernel", catalogue.TIMED_KERNELS, ids=lambda k: k.name)
+def test_a_kernel_that_times_a_part_does_that_part(kernel, compiler):
+    on = running.machine(compiler)
+    found = counting.counted(kernel, on)
+    served = counting.counted(
+        catalogue.matrix_kernel("gate_up", "subnormals", kernel.token_tile, 0), on
+    )
+    if kernel.weights == "loads_only":
+        assert found.item.matrix == 0
+        assert found.item.vector < served.item.vector / 10
+        assert found.item.segments == served.item.segments
+        assert found.switch.row_segments == served.switch.row_segments
+    else:
+        assert found.segments_per_weight_load == 64
+        # Of 8 waves: 8 loads of 64 segments, and two of scales, of 16.
+        assert found.item.scattered_segments == 8 * (8 * 64 + 2 * 16)
+        assert found.item.matrix == served.item.matrix
+        assert found.item.vector == pytest.approx(served.item.vector, rel=0.03)
 
 
 def test_a_drained_ring_would_be_noticed():
