@@ -6,9 +6,10 @@
     sglang-mi300a doctor --record FILE            also write what was seen, for others to judge
     sglang-mi300a doctor --fixture FILE           judge what another machine recorded
 
-Takes a few seconds, needs no rights, deletes nothing. A record holds no paths, no names of users,
-hosts or programs. Exit code 0: nothing was found that would break or slow the server; 1: something
-was. All findings, and what each public report of trouble became: docs/findings.md.
+With --model, the memory plan of the preset is judged too. Takes a few seconds, needs no rights,
+deletes nothing. A record holds no paths, no names of users, hosts or programs. Exit code 0: nothing
+was found that would break or slow the server; 1: something was. All findings, and what each public
+report of trouble became: docs/findings.md.
 """
 
 from __future__ import annotations
@@ -24,12 +25,17 @@ from sglang_mi300a.doctor import findings, fixing, gather, record, software
 from sglang_mi300a.doctor.facts import Facts
 from sglang_mi300a.doctor.judging import SEVERITIES, Finding
 from sglang_mi300a.errors import EXIT_JUDGED_AGAINST, EXIT_OK, UserError
+from sglang_mi300a.serving import preset as presets
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's flags."""
     add = parser.add_argument
     add("--model", "--model-path", type=Path, metavar="DIR", help="what is to be served")
+    add(
+        "--preset", "--mi300a", default="tuned", metavar="NAME",
+        help=f"with which: {', '.join(presets.names())} (tuned)",
+    )  # fmt: skip
     add("--tp-size", "--tp", type=int, metavar="N", help="ranks (default: the artifact's, else 4)")
     add(
         "--port", type=int, action="append", metavar="N",
@@ -51,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         seen = record.load(args.fixture)
     else:
         question = gather.Question(
-            args.model, args.tp_size, args.port or (gather.DEFAULT_PORT,), args.probe
+            args.model, args.tp_size, args.port or (gather.DEFAULT_PORT,), args.probe, args.preset
         )
         seen, paths = gather.facts(question)
         words = gather.private_words(paths)

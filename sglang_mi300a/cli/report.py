@@ -95,7 +95,9 @@ def run(args: argparse.Namespace) -> int:
 
 def make(args: argparse.Namespace) -> Report:
     """Return the report that the flags ask for, with nothing private in it."""
-    seen, paths = gather.facts(gather.Question(args.model, args.tp_size, deep=args.probe))
+    seen, paths = gather.facts(
+        gather.Question(args.model, args.tp_size, deep=args.probe, preset=args.preset)
+    )
     words = gather.private_words(paths)
     found = findings.judge(seen)
     facts = record.as_data(seen, words)

@@ -348,6 +348,7 @@ class Model:
         ep: Expert-parallel ranks among them; 0 for a checkpoint.
         has_draft: Whether an MTP layer is there.
         rank_bytes: Weights of the largest rank; 0 if unknown.
+        plan_fault: What its memory plan lacks on this node, or "".
         load_s: Seconds that a load takes at the speed its files were read; 0 if not tried.
     """
 
@@ -357,6 +358,7 @@ class Model:
     ep: int = 0
     has_draft: bool = False
     rank_bytes: int = 0
+    plan_fault: str = ""
     load_s: float = 0.0
 
 

@@ -7,7 +7,7 @@ import importlib.util
 import socket
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sglang_mi300a import artifact_manifest, device, settings
@@ -25,7 +25,7 @@ from sglang_mi300a.doctor import (
     trials,
     tuned_tables,
 )
-from sglang_mi300a.doctor.facts import Facts
+from sglang_mi300a.doctor.facts import Facts, Model
 from sglang_mi300a.errors import UserError
 
 DEFAULT_TP = 4
@@ -39,6 +39,7 @@ class Question:
 
     Attributes:
         model: Model directory, or None.
+        preset: With which it is to be served.
         tp: Ranks; None: the artifact's, else 4.
         ports: That a server is to listen on.
         deep: Whether to try what takes up to minutes.
@@ -49,6 +50,7 @@ class Question:
     tp: int | None = None
     ports: Sequence[int] = field(default=(DEFAULT_PORT,))
     deep: bool = False
+    preset: str = "tuned"
     root: Path = Path("/")
 
 
@@ -79,15 +81,25 @@ def facts(question: Question) -> tuple[Facts, dict[str, Path]]:
         tables=tuned_tables.gather(
             num_visible or tp, paths["state"] / "tables", found[0] if found else None
         ),
-        model=None
-        if question.model is None
-        else model.gather(question.model, tp, probe=question.deep),
+        model=_model(question, tp, visible, has_devices=bool(found)),
         ports={str(port): _is_free(port) for port in question.ports},
         trials=trials.gather(
             has_devices=bool(found), torch_folder=_package("torch"), deep=question.deep
         ),
     )
     return seen, paths
+
+
+def _model(
+    question: Question, tp: int, visible: list[int] | None, *, has_devices: bool
+) -> Model | None:
+    if question.model is None:
+        return None
+    found = model.gather(question.model, tp, probe=question.deep)
+    if not has_devices or found.fault:
+        return found
+    lacks = model.plan_fault(question.model, tp, question.preset, question.root, visible)
+    return replace(found, plan_fault=lacks)
 
 
 def private_words(paths: dict[str, Path]) -> list[str]:

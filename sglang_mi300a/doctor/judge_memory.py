@@ -102,6 +102,17 @@ def apu_short_of_memory(facts: Facts) -> Iterator[Seen]:
 
 @judge(
     "breaks",
+    why="serve refuses to start a server whose pools, weights and graphs do not fit",
+    cure="sglang-mi300a plan --model <model>, which says what would fit",
+)
+def plan_does_not_fit(facts: Facts) -> Iterator[Seen]:
+    """Judge that the preset's memory plan fits this node."""
+    if facts.model is not None and facts.model.plan_fault:
+        yield Seen(facts.model.plan_fault)
+
+
+@judge(
+    "breaks",
     why="memory of a control group covers device allocations in part only: the job is killed while "
     "the device still reports free memory",
     cure="ask for all memory of the node (Slurm: --mem=0; docker: no --memory)",
@@ -130,7 +141,7 @@ def cpuset_lacks_memory(facts: Facts) -> Iterator[Seen]:
 @judge(
     "risks",
     why="ranks take what is free on their own APU; where these differ, sizes taken from the "
-    "fullest fail on it, and SGLang refuses to start when devices look unevenly free",
+    "fullest fail on it, and stock SGLang refuses to start without a preset",
     cure="free what holds the memory of that APU: `sglang-mi300a plan --model <model>` names it",
 )
 def uneven_free_memory(facts: Facts) -> Iterator[Seen]:
@@ -203,8 +214,8 @@ def huge_pages_set_aside(facts: Facts) -> Iterator[Seen]:
 
 @judge(
     "risks",
-    why="another program computes on this APU; its memory is gone for this server, and SGLang "
-    "refuses to start when devices look unevenly free",
+    why="another program computes on this APU; its memory is gone for this server, and stock "
+    "SGLang refuses to start without a preset",
     cure="stop the other program: `amd-smi process`",
 )
 def device_in_use(facts: Facts) -> Iterator[Seen]:
@@ -225,8 +236,7 @@ def numa_balancing(facts: Facts) -> Iterator[Seen]:
 
 @judge(
     "risks",
-    why="a rank far from its APU pays for every byte it reads; on ROCm SGLang binds no rank by "
-    "itself",
+    why="a rank far from its APU pays for every byte it reads, and cannot be bound beside it",
     cure="ask the scheduler for all processors (Slurm: --exclusive --cpu-bind=none)",
 )
 def processors_out_of_reach(facts: Facts) -> Iterator[Seen]:

@@ -23,6 +23,7 @@ from sglang_mi300a.doctor import (
     tuned_tables,
 )
 from sglang_mi300a.doctor.facts import HeldMemory
+from tests import repository
 from tests.doctor import recorded
 from tests.pools.unified_memory.machines import unpack
 from tests.weights import conftest as artifacts
@@ -350,6 +351,22 @@ def test_a_whole_checkpoint_and_its_artifact_have_no_fault(tmp_path):
     assert (found.kind, found.fault, found.tp, found.ep) == ("artifact", "", 2, 1)
     assert found.rank_bytes == whole.rank_bytes > 0
     assert found.load_s >= 0
+
+
+REAL = repository.ROOT / "tests/pools/fixtures/qwen3.5-397b-a17b-mxfp4"
+
+
+def test_a_preset_that_does_not_fit_the_node_is_told_with_what_is_missing(tmp_path):
+    root = unpack(tmp_path, "mi300a-node")
+    lacks = model.plan_fault(REAL, 4, "tuned", root, None)
+    assert "missing under" in lacks
+    assert lacks.startswith("APU ")
+    assert model.plan_fault(tmp_path / "none", 4, "tuned", root, None).endswith("no such directory")
+
+
+def test_a_small_model_fits_the_node(tmp_path):
+    root = unpack(tmp_path / "root", "mi300a-node")
+    assert model.plan_fault(made(tmp_path / "small"), 2, "tuned", root, None) == ""
 
 
 def test_what_is_wrong_with_a_model_is_told_without_its_path(tmp_path):
