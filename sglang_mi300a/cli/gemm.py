@@ -44,6 +44,7 @@ def add_grid_arguments(parser: argparse.ArgumentParser, *, model_required: bool 
         help=f"{', '.join(presets.names())} (default: tuned)",
     )  # fmt: skip
     add("--tp-size", "--tp", type=int, metavar="N", help="ranks (default: the artifact's, else 4)")
+    add("--ep-size", type=int, metavar="N", help="expert-parallel ranks (the artifact's, else 1)")
     add("--max-running-requests", type=int, metavar="N", help="default: the preset's")
     add("--chunked-prefill-size", type=int, metavar="T", help="default: the preset's, or SGLang's")
 
@@ -56,13 +57,14 @@ def grid_asked_for(args: argparse.Namespace) -> shape_grid.ShapeGrid:
     """
     model = served_model.read(args.model)
     tp = args.tp_size or model.artifact_tp or 4
-    served_model.check_parallel(model, tp, model.artifact_ep or 1)
+    ep = args.ep_size or model.artifact_ep or 1
+    served_model.check_parallel(model, tp, ep)
     given: dict[str, Any] = {
         name: value
         for name in ("max_running_requests", "chunked_prefill_size")
         if (value := getattr(args, name)) is not None
     }
-    return gemm_grid.of_preset(model, args.preset, tp, given=given)
+    return gemm_grid.of_preset(model, args.preset, tp, ep=ep, given=given)
 
 
 def run(args: argparse.Namespace) -> int:

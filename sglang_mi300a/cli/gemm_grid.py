@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from sglang_mi300a import model_dims, served_model
+from sglang_mi300a import model_dims, served_model, settings
 from sglang_mi300a.gemm import linear_shapes, row_counts, shape_grid
 from sglang_mi300a.pools import node_file, pool_sizes
 from sglang_mi300a.serving import preset as presets
@@ -21,6 +21,7 @@ def of_preset(
     preset: str,
     tp: int,
     *,
+    ep: int = 1,
     given: Mapping[str, Any] | None = None,
     memory_bytes: int | None = None,
 ) -> shape_grid.ShapeGrid:
@@ -30,12 +31,19 @@ def of_preset(
         model: What is served.
         preset: Its name.
         tp: Tensor-parallel ranks.
+        ep: Expert-parallel ranks among them.
         given: ``ServerArgs`` fields that win over the preset's.
         memory_bytes: Of an APU; default the reference node's.
     """
     lines = presets.load(preset).on("gfx942").values()
     fields = {line.name: line.value for line in lines if not line.is_environment}
-    return of_fields(model, {**fields, **(given or {})}, tp, memory_bytes=memory_bytes)
+    return of_fields(
+        model,
+        {**fields, **(given or {})},
+        tp,
+        shared_expert_rides=shared_expert_rides(model, tp, ep),
+        memory_bytes=memory_bytes,
+    )
 
 
 def of_fields(
@@ -43,6 +51,7 @@ def of_fields(
     fields: Mapping[str, Any],
     tp: int,
     *,
+    shared_expert_rides: bool,
     memory_bytes: int | None = None,
 ) -> shape_grid.ShapeGrid:
     """Return the grid of a server that is started with these settings; see :func:`of_preset`."""
@@ -60,8 +69,28 @@ def of_fields(
     )
     vision = None if model.text_only else model.config.get("vision_config")
     return shape_grid.grid_of(
-        linear_shapes.of_text_model(dims, tp, with_draft=batches.draft_tokens > 0),
+        linear_shapes.of_text_model(
+            dims,
+            tp,
+            with_draft=batches.draft_tokens > 0,
+            shared_expert_rides=shared_expert_rides,
+        ),
         batches,
         tp,
         linear_shapes.of_visual_tower(vision, tp) if vision else (),
+    )
+
+
+def shared_expert_rides(model: served_model.ServedModel, tp: int, ep: int) -> bool:
+    """Return whether the compiled expert kernels will take the shared expert along.
+
+    They do where it is cut as the routed ones are, unless this is turned off or another rung of the
+    expert layer is allowed.
+    """
+    routed = int(model.text["moe_intermediate_size"]) * ep // tp
+    shared = int(model.text["shared_expert_intermediate_size"]) // tp
+    return (
+        routed == shared
+        and settings.shared_expert() == "together"
+        and settings.allowed_rung() == "hip"
     )

@@ -106,6 +106,7 @@ def _apply(server_args: Any, name: str) -> None:
         decision.model,
         decision.merged,
         decision.record.tp_size,
+        decision.record.ep_size,
         on_cpu=decision.record.device == "cpu",
     )
     for line in (*decision.notes, *memory.said, *products.said):

@@ -125,7 +125,8 @@ def _tune_first(args: argparse.Namespace) -> None:
     sizes = argparse.ArgumentParser(add_help=False)
     gemm.add_grid_arguments(sizes, model_required=False)
     asked, _ = sizes.parse_known_args(args.rest)
-    asked.model, asked.preset, asked.tp_size = args.model, args.preset, args.tp_size
+    asked.model, asked.preset = args.model, args.preset
+    asked.tp_size, asked.ep_size = args.tp_size, args.ep_size
     tune.fill(gemm.grid_asked_for(asked), list(range(len(device.accelerators()))))
 
 

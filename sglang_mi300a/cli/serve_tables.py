@@ -37,7 +37,9 @@ class Prepared:
     said: tuple[str, ...] = ()
 
 
-def prepare(model: ServedModel, fields: Mapping[str, Any], tp: int, *, on_cpu: bool) -> Prepared:
+def prepare(
+    model: ServedModel, fields: Mapping[str, Any], tp: int, ep: int, *, on_cpu: bool
+) -> Prepared:
     """Return which table serves a server, once it is found whole and for this device.
 
     Its software is compared later, on each rank, with what TunableOp says of itself there.
@@ -46,12 +48,14 @@ def prepare(model: ServedModel, fields: Mapping[str, Any], tp: int, *, on_cpu: b
         model: What is served.
         fields: ``ServerArgs`` fields, the preset's and the user's.
         tp: Tensor-parallel ranks.
+        ep: Expert-parallel ranks among them.
         on_cpu: Whether it is served on SGLang's CPU engine, which has no tables.
 
     Raises:
         UserError: The applied table does not fit, and this was not allowed.
     """
-    grid = gemm_grid.of_fields(model, fields, tp)
+    rides = not on_cpu and gemm_grid.shared_expert_rides(model, tp, ep)
+    grid = gemm_grid.of_fields(model, fields, tp, shared_expert_rides=rides)
     rows = {(product.n, product.k): product.m for product in grid.products}
     if on_cpu:
         return Prepared(padding.as_record(rows, None))

@@ -17,6 +17,7 @@ Rows = Literal["tokens", "sampled"]
 """Whether a product has a row for each token of a pass, or for each position that is sampled."""
 VOCABULARY_PADDING = 64
 """SGLang pads the vocabulary to a multiple of this before it splits it."""
+_SHARED = "mlp.shared_expert"
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,9 @@ class LinearShape:
     num_in_draft: int
 
 
-def of_text_model(dims: ModelDims, tp: int, *, with_draft: bool) -> tuple[LinearShape, ...]:
+def of_text_model(
+    dims: ModelDims, tp: int, *, with_draft: bool, shared_expert_rides: bool = False
+) -> tuple[LinearShape, ...]:
     """Return the dense products of target and draft on one rank; the same on every rank.
 
     Args:
@@ -48,6 +51,7 @@ def of_text_model(dims: ModelDims, tp: int, *, with_draft: bool) -> tuple[Linear
         tp: Tensor-parallel ranks. How they share experts changes nothing here: router and shared
             expert are cut by tensor parallelism alone.
         with_draft: Whether the MTP layer drafts.
+        shared_expert_rides: Whether the shared expert runs with the routed ones, in their launches.
     """
     hidden = dims.hidden_size
     heads, kv_heads = dims.num_attention_heads // tp, max(1, dims.num_key_value_heads // tp)
@@ -73,7 +77,12 @@ def of_text_model(dims: ModelDims, tp: int, *, with_draft: bool) -> tuple[Linear
         LinearShape("lm_head", vocabulary, hidden, "sampled", 1, draft),
         LinearShape("fc", hidden, 2 * hidden, "tokens", 0, draft),
     )
-    return tuple(shape for shape in shapes if shape.num_in_target or shape.num_in_draft)
+    return tuple(
+        shape
+        for shape in shapes
+        if (shape.num_in_target or shape.num_in_draft)
+        and not (shared_expert_rides and shape.name.startswith(_SHARED))
+    )
 
 
 def of_visual_tower(vision: Mapping[str, Any], tp: int) -> tuple[LinearShape, ...]:

@@ -31,15 +31,15 @@ def node(tmp_path, monkeypatch):
 
 
 def prepared(tp=4, *, on_cpu=False):
-    return serve_tables.prepare(MODEL, FIELDS, tp, on_cpu=on_cpu)
+    return serve_tables.prepare(MODEL, FIELDS, tp, 1, on_cpu=on_cpu)
 
 
 def test_without_a_table_the_server_starts_and_says_what_one_would_bring():
     found = prepared()
     assert found.environment == {}
     assert found.record["table"] == ""
-    assert "stock's own choices serve all 1262 dense products" in found.said[0]
-    assert "`sglang-mi300a tune gemm` makes one in about 105 minutes" in found.said[1]
+    assert "stock's own choices serve all 1101 dense products" in found.said[0]
+    assert "`sglang-mi300a tune gemm` makes one in about 92 minutes" in found.said[1]
 
 
 def test_an_applied_table_is_named_to_tunableop_and_aiter_and_its_coverage_said(tmp_path):
@@ -52,7 +52,7 @@ def test_an_applied_table_is_named_to_tunableop_and_aiter_and_its_coverage_said(
         "AITER_CONFIG_GEMM_BF16": f"{applied.directory}/aiter_bf16.csv",
     }
     assert found.record["table"] == str(applied.directory)
-    assert "covers 5 of 1262 products" in found.said[0]
+    assert "covers 5 of 1101 products" in found.said[0]
     assert "lacks 62080 x 4096 at M 1, 2, 3" in found.said[1]
     assert "--tune-first" in found.said[-1]
 
@@ -127,7 +127,7 @@ def test_tune_first_tunes_for_the_server_that_is_asked_for(monkeypatch):
     monkeypatch.setattr(tune, "fill", lambda grid, ordinals: asked.append((grid, ordinals)))
     serve._tune_first(args)
     ((grid, ordinals),) = asked
-    assert grid.num_cells == 366
+    assert grid.num_cells == 317
     assert ordinals == [0, 1, 2, 3]
 
 

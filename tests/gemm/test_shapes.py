@@ -20,13 +20,13 @@ NO_GEMM = ("embed_tokens", "experts", "conv1d", "shared_expert_gate", "norm", "p
 """Two-dimensional parameters that no dense product reads."""
 
 
-def weights_by_the_cutting_rule(config, tp, part, *, text_only=True):
+def weights_by_the_cutting_rule(config, tp, ep, part):
     """Return how often each (N, K) stands among one rank's weights."""
     shapes = checkpoints.shapes(config["text_config"])
     sources = {name: plan.Source(dtype, shape) for name, (dtype, shape) in shapes.items()}
     sizes = model_sizes.from_config(config, where="config.json")
-    at = plan.Placement(tp, 1, 0)
-    parameters = plan.make(sizes, sources, at, part, text_only=text_only, where="").parameters
+    at = plan.Placement(tp, ep, 0)
+    parameters = plan.make(sizes, sources, at, part, text_only=True, where="").parameters
     found = {p.name: p.shape for p in parameters} | plan.lent(sizes, at, part)
     return Counter(
         shape
@@ -35,9 +35,9 @@ def weights_by_the_cutting_rule(config, tp, part, *, text_only=True):
     )
 
 
-@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize(("tp", "ep"), [(1, 1), (2, 1), (4, 1), (2, 2), (4, 4)])
 @pytest.mark.parametrize("small", [True, False])
-def test_the_products_are_those_whose_weights_a_rank_holds(tp, small, tmp_path):
+def test_the_products_are_those_whose_weights_a_rank_holds(tp, ep, small, tmp_path):
     text = {**REAL_CONFIG["text_config"], **(checkpoints.SMALL_TEXT if small else {})}
     config = {**REAL_CONFIG, "text_config": text}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -46,12 +46,25 @@ def test_the_products_are_those_whose_weights_a_rank_holds(tp, small, tmp_path):
         ours = Counter()
         for shape in shapes:
             ours[shape.n, shape.k] += getattr(shape, uses)
-        assert +ours == weights_by_the_cutting_rule(config, tp, part)
+        assert +ours == weights_by_the_cutting_rule(config, tp, ep, part)
 
 
 def test_the_launches_of_a_pass_are_the_345_and_the_head_that_were_published():
     shapes = linear_shapes.of_text_model(models.dims(), 4, with_draft=True)
     assert sum(shape.num_in_target for shape in shapes) == 345 + 1
+
+
+def test_a_shared_expert_that_rides_with_the_routed_ones_is_no_dense_product(monkeypatch):
+    model = served_model.read(models.REAL)
+    shapes = [(p.n, p.k) for p in gemm_grid.of_preset(model, "tuned", 4).products]
+    assert (4096, 256) not in shapes
+    assert (512, 4096) in shapes  # the router
+    # At EP 4 a rank's routed experts are whole and the shared one is not: it stays apart.
+    by_experts = gemm_grid.of_preset(model, "tuned", 4, ep=4)
+    assert (4096, 256) in [(p.n, p.k) for p in by_experts.products]
+    monkeypatch.setenv("SGLANG_MI300A_SHARED_EXPERT", "apart")
+    apart = gemm_grid.of_preset(model, "tuned", 4)
+    assert (4096, 256) in [(p.n, p.k) for p in apart.products]
 
 
 def test_without_drafts_there_is_no_draft_product():
