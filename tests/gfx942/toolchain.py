@@ -92,7 +92,7 @@ def compile_hip(source: Path, flags: Sequence[str] = ()) -> Path:
         source: The ``.hip`` file.
         flags: Further flags, such as ``-DTOKENS=32``.
     """
-    clang = [tool("clang"), *HIP_FLAGS, *flags, source]
+    clang = [tool("clang"), *HIP_FLAGS, *flags, "-I", source.parent.parent, source]
     tool("ld.lld")
     # The key holds what the source includes, wherever that lies.
     preprocessed = run([*clang, "-E", "-P", "-o", "-"])

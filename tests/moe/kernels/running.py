@@ -38,8 +38,9 @@ def machine(compiler: str = COMPILERS[0]) -> Machine:
     """Return the room's code object, loaded."""
     if compiler == COMPILERS[0]:
         return Machine(toolchain.compile_hip(SOURCE))
-    sources = [path.read_bytes() for path in sorted(SOURCE.parent.glob("*"))]
-    command = [compiler, *toolchain.HIP_FLAGS, SOURCE, "-o"]
+    folders = (SOURCE.parent, SOURCE.parent.parent)
+    sources = [path.read_bytes() for f in folders for path in sorted(f.glob("*.h*"))]
+    command = [compiler, *toolchain.HIP_FLAGS, "-I", SOURCE.parent.parent, SOURCE, "-o"]
     key = [toolchain.run([compiler, "--version"]), *toolchain.HIP_FLAGS, *sources]
     return Machine(toolchain.kept(".co", key, lambda out: toolchain.run([*command, out])))
 

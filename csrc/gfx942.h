@@ -1,4 +1,4 @@
-// What the kernels of this room need of the compiler and the machine: kernel attributes, vector
+// What the kernels of all rooms need of the compiler and the machine: kernel attributes, vector
 // types, raw buffers, and the few instructions that C++ has no word for.
 //
 // Builtins only, so that any clang with the AMDGPU target compiles it: no HIP header, no device
@@ -29,6 +29,7 @@ constexpr u32 kLanes = 64;
 
 DEVICE u32 thread_index() { return __builtin_amdgcn_workitem_id_x(); }
 DEVICE u32 workgroup_index() { return __builtin_amdgcn_workgroup_id_x(); }
+DEVICE u32 workgroup_index_y() { return __builtin_amdgcn_workgroup_id_y(); }
 // The same in all lanes, so that the compiler keeps it in a scalar register.
 DEVICE u32 uniform(u32 value) { return __builtin_amdgcn_readfirstlane(value); }
 
