@@ -111,8 +111,9 @@ class RankGates:
                 why="another plugin or an earlier import holds the original",
             )
         looks, self.at_first_byte = self.at_first_byte, []
-        for look in looks:
-            look()
+        with self.refusing():
+            for look in looks:
+                look()
         self.report("load")
 
     def _others(self, name: str) -> str:

@@ -6,6 +6,7 @@ import logging
 import pytest
 
 from sglang_mi300a import boot_report, gates, hook_fit, hooking
+from sglang_mi300a.errors import JudgedAgainst
 from sglang_mi300a.hooking import Hook, HookError, Registration, Reliance
 from tests.foundation import fake_sglang
 
@@ -67,6 +68,23 @@ def test_a_hook_that_took_is_live_and_counted(install, gate):
     gate.before_first_byte()
     assert caller.through_name() == 99
     assert hooking.installed()["room.hook"].calls == 1
+
+
+def test_rooms_look_once_before_the_first_byte_and_what_they_refuse_is_reported(gate):
+    looked = []
+    gate.at_first_byte.append(lambda: looked.append("memory"))
+    gate.before_first_byte()
+    gate.before_first_byte()  # the draft is loaded through the same gate
+    assert looked == ["memory"]
+
+    def refuse():
+        raise JudgedAgainst("nothing left")
+
+    gate.at_first_byte.append(refuse)
+    with pytest.raises(JudgedAgainst):
+        gate.before_first_byte()
+    report = boot_report.read_all(gate.run_dir)[0]
+    assert (report.stage, report.refusal, report.exit_code) == ("refused", "nothing left", 1)
 
 
 def test_a_required_hook_that_does_not_fit_refuses_with_why_and_what_to_do(install, pins_of):

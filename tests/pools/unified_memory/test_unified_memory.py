@@ -36,6 +36,11 @@ def test_each_of_four_apus_has_its_own_nodes_free_and_reclaimable_memory(tmp_pat
     assert free == [115, 117, 72, 117]
 
 
+def test_accelerators_come_in_the_order_that_the_job_sees_them(tmp_path):
+    memory = unified_memory.read(unpack(tmp_path, "mi300a-node"), visible=[3, 1])
+    assert [(apu.index, apu.numa_node) for apu in memory.apus] == [(0, 3), (1, 1)]
+
+
 def test_the_nodes_sum_is_no_apus_memory(tmp_path):
     memory = unified_memory.read(unpack(tmp_path, "mi300a-node"))
     assert max(apu.available_bytes for apu in memory.apus) < 128 * GIB
