@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sglang_mi300a import settings
+from sglang_mi300a import boot_report, settings
+from sglang_mi300a.boot_report import RankReport
 from sglang_mi300a.cli import plan as plans
 from sglang_mi300a.errors import JudgedAgainst, UserError
 from sglang_mi300a.pools import (
+    after_weights,
     binding,
     estimates,
     fit,
@@ -20,6 +22,7 @@ from sglang_mi300a.pools import (
     plan_report,
     unified_memory,
 )
+from sglang_mi300a.pools.byte_text import both
 from sglang_mi300a.pools.job_memory import JobMemory
 from sglang_mi300a.pools.node_file import DescribedNode
 from sglang_mi300a.pools.watch import Sample, Watch, watched_reserves
@@ -175,11 +178,12 @@ def watch(record: settings.Resolved, server_args: Any, say: Callable[[str], None
         return [Sample.of(apu) for apu in job.apus_now()]
 
     try:
-        reserves, warnings = watched_reserves(job.plan.reserve.planned, sample())
+        first = sample()
     except UserError as error:
         say(f"memory is not watched: {error}")
         return
-    for line in warnings:
+    reserves, warnings = watched_reserves(job.plan.reserve.planned, first)
+    for line in [*_taken(job, boot_report.read_all(Path(record.run_dir)), first), *warnings]:
         say(f"{said}{line}")
     full = server_args.pp_max_micro_batch_size or record.max_running_requests
     watcher = Watcher(
@@ -191,6 +195,21 @@ def watch(record: settings.Resolved, server_args: Any, say: Callable[[str], None
         say=lambda line: say(f"{said}{line}"),
     )
     watcher.run(Path(record.run_dir).is_dir)
+
+
+def _taken(job: JobMemory, reports: Mapping[int, RankReport], now: Sequence[Sample]) -> list[str]:
+    """Return what each APU gave since its weights began to load, beside what was planned."""
+    taken: dict[int, int] = {}
+    planned: dict[int, int] = {}
+    for rank, sample in enumerate(now):
+        before = reports[rank].facts[after_weights.BEFORE]
+        taken[sample.apu] = before - sample.free_bytes - sample.reclaimable_bytes
+        planned[sample.apu] = planned.get(sample.apu, 0) + job.plan.ranks[rank].planned("device")
+    return [
+        f"APU {apu}: {both(num_bytes)} taken since its weights began to load, "
+        f"{both(planned[apu])} planned for the device"
+        for apu, num_bytes in taken.items()
+    ]
 
 
 def forbid_core_dumps() -> None:

@@ -7,11 +7,14 @@ import sys
 import pytest
 
 from sglang_mi300a import served_model, settings
+from sglang_mi300a.boot_report import RankReport
 from sglang_mi300a.cli import serve_memory
 from sglang_mi300a.errors import JudgedAgainst, UserError
 from sglang_mi300a.pools import binding, unified_memory
+from sglang_mi300a.pools.after_weights import BEFORE
 from sglang_mi300a.pools.byte_text import GB
 from sglang_mi300a.pools.job_memory import JobMemory, Place
+from sglang_mi300a.pools.watch import Sample
 from sglang_mi300a.serving import preset
 from tests.pools.plan import models
 from tests.pools.unified_memory.machines import take, unpack, unpack_idle
@@ -209,6 +212,19 @@ def test_a_simulated_node_is_for_the_cpu_engine_only_and_says_so_in_every_line(
     shutil.rmtree(root)
     with pytest.raises(UserError, match="a directory with a recorded node's files"):
         prepare(unpack_idle(tmp_path / "other"), on_cpu=True)
+
+
+def test_what_was_taken_is_said_beside_what_was_planned(prepare):
+    job = prepare().job
+    reports = {rank: RankReport(rank, 1, "serving", facts={BEFORE: 120 * GB}) for rank in range(4)}
+    now = [Sample(rank, 20 * GB, 10 * GB, 30 * GB) for rank in range(4)]
+    lines = serve_memory._taken(job, reports, now)
+    assert len(lines) == 4
+    planned = job.plan.ranks[3].planned("device") / GB
+    assert lines[3].startswith(
+        "APU 3: 90.00 GB (83.82 GiB) taken since its weights began to load, "
+    )
+    assert f"{planned:.2f} GB (" in lines[3]
 
 
 def test_several_nodes_are_not_judged_and_that_is_said(prepare):

@@ -61,6 +61,7 @@ def test_admissions_pause_and_resume_in_a_running_server_and_tokens_stay_the_sam
 
     with Server(command(artifacts, *flags, echo=True), here) as server:
         assert f"simulated node {node}: memory: " in server.log
+        wait_for(server, "APU 1: 0.00 GB (0.00 GiB) taken since its weights began to load")
         began = len(server.log)
         assert answers(server) == expected
         assert most_running(server.log[began:]) > 1
