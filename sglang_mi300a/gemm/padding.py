@@ -37,6 +37,7 @@ class RowPadding:
     ) -> None:
         self._buckets = {shape: list(rows) for shape, rows in buckets.items()}
         self._grid = {shape: frozenset(rows) for shape, rows in grid.items()}
+        self._known: set[tuple[tuple[Any, ...], int]] = set()
         self.report: dict[str, Any] = {
             "never_seen": sorted(f"{n}x{k}" for n, k in self._grid),
             "outside_the_grid": [],
@@ -66,14 +67,16 @@ class RowPadding:
         self._buckets = {}
 
     def _remember(self, shape: tuple[Any, ...], rows: int) -> None:
+        if (shape, rows) in self._known:  # one look-up a call, once a server is warm
+            return
+        self._known.add((shape, rows))
         name = f"{shape[0]}x{shape[1]}"
         never_seen, outside = self.report["never_seen"], self.report["outside_the_grid"]
         if name in never_seen:
             never_seen.remove(name)
         if rows and self._grid and rows not in self._grid.get(shape, ()):
-            cell = f"{name}x{rows}"
-            if len(outside) < MOST_REMEMBERED and cell not in outside:
-                outside.append(cell)
+            if len(outside) < MOST_REMEMBERED:
+                outside.append(f"{name}x{rows}")
 
 
 def padded(x: Any, rows: int) -> Any:

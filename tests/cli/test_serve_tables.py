@@ -3,12 +3,12 @@
 import pytest
 
 from sglang_mi300a import device, served_model
-from sglang_mi300a.cli import serve, serve_tables, tune
+from sglang_mi300a.cli import gemm_grid, serve, serve_tables, tune
 from sglang_mi300a.device import Accelerator
 from sglang_mi300a.errors import UserError
-from sglang_mi300a.gemm import staging
+from sglang_mi300a.gemm import staging, tuning_plan
 from sglang_mi300a.serving import preset
-from tests.gemm.sample_tables import table
+from tests.gemm.sample_tables import ROWS, table
 from tests.pools.plan import models
 
 MODEL = served_model.read(models.REAL)
@@ -17,6 +17,8 @@ FIELDS = {
     for line in preset.load("tuned").on("gfx942").values()
     if not line.is_environment
 }
+GRID = gemm_grid.of_preset(MODEL, "tuned", 4)
+MINUTES = tuning_plan.minutes_for(GRID.num_cells, 4)
 
 
 @pytest.fixture(autouse=True)
@@ -38,8 +40,8 @@ def test_without_a_table_the_server_starts_and_says_what_one_would_bring():
     found = prepared()
     assert found.environment == {}
     assert found.record["table"] == ""
-    assert "stock's own choices serve all 1101 dense products" in found.said[0]
-    assert "`sglang-mi300a tune gemm` makes one in about 92 minutes" in found.said[1]
+    assert f"stock's own choices serve all {GRID.num_cells} dense products" in found.said[0]
+    assert f"`sglang-mi300a tune gemm` makes one in about {MINUTES} minutes" in found.said[1]
 
 
 def test_an_applied_table_is_named_to_tunableop_and_aiter_and_its_coverage_said(tmp_path):
@@ -52,7 +54,8 @@ def test_an_applied_table_is_named_to_tunableop_and_aiter_and_its_coverage_said(
         "AITER_CONFIG_GEMM_BF16": f"{applied.directory}/aiter_bf16.csv",
     }
     assert found.record["table"] == str(applied.directory)
-    assert "covers 5 of 1101 products" in found.said[0]
+    covered = set(ROWS) & set(GRID.cells())
+    assert f"covers {len(covered)} of {GRID.num_cells} products" in found.said[0]
     assert "lacks 62080 x 4096 at M 1, 2, 3" in found.said[1]
     assert "--tune-first" in found.said[-1]
 
@@ -127,7 +130,7 @@ def test_tune_first_tunes_for_the_server_that_is_asked_for(monkeypatch):
     monkeypatch.setattr(tune, "fill", lambda grid, ordinals: asked.append((grid, ordinals)))
     serve._tune_first(args)
     ((grid, ordinals),) = asked
-    assert grid.num_cells == 317
+    assert grid.batches.chunk_tokens == 1024
     assert ordinals == [0, 1, 2, 3]
 
 
