@@ -1,80 +1,67 @@
-"""What kernel builds leave: libraries, and lock files with their holders. Nothing is deleted here.
-
-Three kinds are told apart by content. PyTorch's and older AITERs' are empty; whoever waits for one
-waits until the file goes. Newer AITERs write process id and host, the newest also the start time.
-"""
+"""What kernel builds leave: libraries, and lock files with their holders. Nothing is deleted."""
 
 from __future__ import annotations
 
-import os
-import re
-import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sglang_mi300a.doctor.facts import JitCache, Lock
+from sglang_mi300a.errors import UserError
+from sglang_mi300a.kernel_cache import aiter_locks
+from sglang_mi300a.kernel_cache.aiter_locks import AiterLock
+from sglang_mi300a.kernel_cache.store import Store
 
-_LOCK_NAME = re.compile(r"(lock|lock_[\w.+-]+|[\w.+-]+\.lock)")
-_MOST_ENTRIES = 20_000
-_DEEPEST = 3
+_PREFILL = "mha_batch_prefill"
 
 
-def gather(
-    folders: Mapping[str, Path], proc: Path = Path("/proc"), host: str | None = None
-) -> tuple[Lock, ...]:
-    """Return the lock files below folders.
+def gather(jit: Path, configs: Path, extensions: Path) -> tuple[Lock, ...]:
+    """Return the lock files of builds.
 
     Args:
-        folders: Where builds happen, by what they are for.
-        proc: Process files, to see who is alive.
-        host: This machine's name; None: ask.
+        jit: Where AITER builds.
+        configs: Where AITER merges its tables.
+        extensions: Where torch builds extensions; its locks name no holder.
     """
-    name = socket.gethostname() if host is None else host
-    found = []
-    for place, folder in folders.items():
-        for path in _lock_files(folder):
-            try:
-                age = time.time() - path.stat().st_mtime
-                holder = _holder(path.read_text(encoding="utf-8", errors="replace"), proc, name)
-            except OSError:  # released while being looked at, or another user's
-                continue
-            relative = path.relative_to(folder).as_posix()
-            found.append(Lock(place, relative, round(age, 1), holder))
+    found: list[Lock] = []
+    for one in aiter_locks.find(jit, configs):
+        place, folder = (
+            ("jit-cache", jit) if jit in one.path.parents else ("aiter-configs", configs)
+        )
+        found += _lock(place, folder, one.path, _holder(one))
+    for path in sorted(extensions.glob("*/lock")) + sorted(extensions.glob("*/*/lock")):
+        found += _lock("torch-extensions", extensions, path, "none")
     return tuple(sorted(found, key=lambda lock: (lock.place, lock.name)))
 
 
-def compiled(folder: Path) -> JitCache:
-    """Return what AITER has compiled into its folder."""
-    names = [path.name for path in folder.glob("*.so")] if folder.is_dir() else []
-    prefill = [n for n in names if n.startswith("mha_batch_prefill") and "bf16" in n]
-    return JitCache(len(names), any("nmask" in name for name in prefill))
-
-
-def _lock_files(folder: Path) -> Iterator[Path]:
-    left = _MOST_ENTRIES
-    for here, folders, files in os.walk(folder):
-        depth = len(Path(here).relative_to(folder).parts)
-        if depth >= _DEEPEST:
-            folders.clear()
-        left -= len(files) + len(folders)
-        if left < 0:
-            return
-        yield from (Path(here, name) for name in files if _LOCK_NAME.fullmatch(name))
-
-
-def _holder(content: str, proc: Path, host: str) -> str:
-    pid, where, _, started = [*content.splitlines(), "", "", "", ""][:4]
-    if not pid.strip().isdigit():
-        return "none"
-    if where.strip() != host:
-        return "another host"
-    stat = proc / pid.strip() / "stat"
+def _lock(place: str, folder: Path, path: Path, holder: str) -> Iterator[Lock]:
     try:
-        now = stat.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return "dead"
-    start_ticks = now.rpartition(")")[2].split()[19:20]
-    if started.strip() and start_ticks != [started.strip()]:
-        return "dead"  # its number was given to another process
-    return "alive"
+        age = time.time() - path.stat().st_mtime
+    except OSError:  # released while being looked at
+        return
+    yield Lock(place, path.relative_to(folder).as_posix(), round(age, 1), holder)
+
+
+def _holder(one: AiterLock) -> str:
+    if one.state != "not known":
+        return one.state
+    return "none" if one.dialect in ("no owner", "garbled") else "another host"
+
+
+def compiled(folder: Path, stores: Iterable[Path]) -> JitCache:
+    """Return what was compiled of AITER so far.
+
+    Args:
+        folder: Where AITER builds.
+        stores: Of ``sglang-mi300a kernel-cache``, whatever machine they are for.
+    """
+    names = {path.stem for path in folder.glob("*.so")} if folder.is_dir() else set()
+    for root in stores:
+        store = Store(root)
+        try:
+            for digest in store.digests():
+                names |= set(store.modules(digest))
+        except UserError:  # `kernel-cache verify` says what is wrong with it
+            continue
+    prefill = [name for name in names if name.startswith(_PREFILL) and "bf16" in name]
+    return JitCache(len(names), any("nmask" in name for name in prefill))

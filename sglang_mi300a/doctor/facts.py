@@ -48,7 +48,7 @@ class AiterInstall:
 
     Attributes:
         lock_dialect: What its lock files say of their holder: ``no owner``, ``pid and host``, or
-            ``kernel lock``; ``unknown`` where its source has another shape.
+            ``pid, host, namespace and start``; ``unknown`` where its source has another shape.
         lock_source_sha256: Of the source that decides that, 16 digits.
         missing_modules: What SGLang imports of it on this architecture and is not there.
     """
@@ -262,10 +262,10 @@ class Place:
 
 @dataclass(frozen=True)
 class JitCache:
-    """What AITER has compiled so far.
+    """What was compiled of AITER so far, for whatever machine.
 
     Attributes:
-        num_modules: Libraries in its folder.
+        num_modules: In its folder and in the stores of ``sglang-mi300a kernel-cache``.
         has_prefill_module: Whether the bf16 paged prefill without a mask is among them.
     """
 

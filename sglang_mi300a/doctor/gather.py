@@ -27,6 +27,7 @@ from sglang_mi300a.doctor import (
 )
 from sglang_mi300a.doctor.facts import Facts, Model
 from sglang_mi300a.errors import UserError
+from sglang_mi300a.kernel_cache import aiter_locks, launch_copy
 
 DEFAULT_TP = 4
 DEFAULT_PORT = 30000
@@ -65,7 +66,7 @@ def facts(question: Question) -> tuple[Facts, dict[str, Path]]:
     )
     num_visible = len(found) if visible is None else len([n for n in visible if n < len(found)])
     paths = _paths(question.model)
-    builds = ("jit-cache", "aiter-configs", "torch-extensions")
+    stores = (settings.kernel_cache_dir(), launch_copy.kept_store(settings.local_dir()).root)
     seen = Facts(
         tp=tp,
         machine=machine.machine(root),
@@ -76,8 +77,10 @@ def facts(question: Question) -> tuple[Facts, dict[str, Path]]:
         limits=machine.limits(root),
         environment=environment.gather(),
         places=places.gather(paths, root),
-        jit=build_locks.compiled(paths["jit-cache"]),
-        locks=build_locks.gather({name: paths[name] for name in builds}),
+        jit=build_locks.compiled(paths["jit-cache"], stores),
+        locks=build_locks.gather(
+            paths["jit-cache"], paths["aiter-configs"], paths["torch-extensions"]
+        ),
         tables=tuned_tables.gather(
             num_visible or tp, paths["state"] / "tables", found[0] if found else None
         ),
@@ -137,8 +140,9 @@ def _package(name: str) -> Path | None:
 def _paths(model_path: Path | None) -> dict[str, Path]:
     home = Path.home()
     found = {
-        "aiter-configs": Path("/tmp/aiter_configs"),
+        "aiter-configs": aiter_locks.CONFIG_DIR,
         "jit-cache": _given("AITER_JIT_DIR") or _aiter_jit(home),
+        "local": settings.local_dir(),
         "shm": Path("/dev/shm"),
         "state": settings.state_dir(),
         "temporary": Path(tempfile.gettempdir()),

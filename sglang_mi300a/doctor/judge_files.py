@@ -19,7 +19,7 @@ MOST_SKEW_S = 5.0
 SLOW_LOAD_S = 600.0
 BUILD_JOB_BYTES = 8 * GIB
 """What one compile job of a kernel template takes. Source: flashinfer-ai/flashinfer 3899."""
-CACHES = ("jit-cache", "aiter-configs", "torch-extensions", "triton-cache", "state")
+CACHES = ("jit-cache", "aiter-configs", "torch-extensions", "triton-cache", "state", "local")
 BUILDS = ("jit-cache", "torch-extensions")
 
 
@@ -100,7 +100,10 @@ def _is_left(lock: Lock, facts: Facts) -> bool:
     if lock.holder == "alive":
         return False
     aiter = facts.software.aiter
-    knows_holders = aiter is not None and aiter.lock_dialect in ("pid and host", "kernel lock")
+    knows_holders = aiter is not None and aiter.lock_dialect in (
+        "pid and host",
+        "pid, host, namespace and start",
+    )
     if lock.place != "torch-extensions" and knows_holders:
         if lock.holder == "dead" or (lock.holder == "none" and lock.age_s > FORGOTTEN_S):
             return False
@@ -139,7 +142,7 @@ def build_running(facts: Facts) -> Iterator[Seen]:
     why="kernels are compiled and tables merged there; where that fails the import or the first "
     "request ends",
     cure="chmod u+rwx <{place}>, or choose another: AITER_JIT_DIR, TORCH_EXTENSIONS_DIR, "
-    "TRITON_CACHE_DIR, SGLANG_MI300A_STATE_DIR",
+    "TRITON_CACHE_DIR, SGLANG_MI300A_STATE_DIR, SGLANG_MI300A_LOCAL_DIR",
 )
 def cache_not_writable(facts: Facts) -> Iterator[Seen]:
     """Judge that caches can be written."""
@@ -167,11 +170,12 @@ def cache_of_another_user(facts: Facts) -> Iterator[Seen]:
     "risks",
     why="locks on shared file systems are slow, or are none; ranks of several nodes wait for each "
     "other, and a lock outlives its machine",
-    cure="export AITER_JIT_DIR=/tmp/aiter-jit (TORCH_EXTENSIONS_DIR, TRITON_CACHE_DIR alike)",
+    cure="export AITER_JIT_DIR=/tmp/aiter-jit (TORCH_EXTENSIONS_DIR, TRITON_CACHE_DIR, "
+    "SGLANG_MI300A_LOCAL_DIR alike)",
 )
 def cache_on_a_network_file_system(facts: Facts) -> Iterator[Seen]:
     """Judge that kernels are built on a local disk."""
-    for name in ("jit-cache", "torch-extensions", "triton-cache"):
+    for name in ("jit-cache", "torch-extensions", "triton-cache", "local"):
         place = facts.places.get(name)
         if place is not None and places.is_network(place):
             yield Seen(f"<{name}> lies on {place.file_system}")
@@ -184,7 +188,7 @@ def cache_on_a_network_file_system(facts: Facts) -> Iterator[Seen]:
 )
 def cache_without_exec(facts: Facts) -> Iterator[Seen]:
     """Judge that libraries can be loaded from caches."""
-    for name in (*BUILDS, "triton-cache"):
+    for name in (*BUILDS, "triton-cache", "local"):
         place = facts.places.get(name)
         if place is not None and not place.executable:
             yield Seen(f"<{name}> is mounted noexec")
@@ -194,7 +198,7 @@ def cache_without_exec(facts: Facts) -> Iterator[Seen]:
     "risks",
     why="what is missing is compiled in the first request that needs it, for up to six minutes a "
     "module; watchdogs and impatient load balancers end the server meanwhile",
-    cure="send one request of each kind before the server is used, and keep the folder",
+    cure="sglang-mi300a kernel-cache build",
 )
 def cold_kernel_cache(facts: Facts) -> Iterator[Seen]:
     """Judge that AITER has compiled what serving needs."""

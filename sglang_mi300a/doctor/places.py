@@ -10,13 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sglang_mi300a.doctor.facts import Place
-from sglang_mi300a.doctor.machine import text
-
-NETWORK = (
-    "lustre", "nfs", "nfs4", "gpfs", "beegfs", "ceph", "wekafs", "cifs", "smb3", "panfs", "9p",
-    "orangefs", "glusterfs",
-)  # fmt: skip
-"""File systems on which locks, mapped reads or many small files are slow or unreliable."""
+from sglang_mi300a.kernel_cache import local_disk
 
 _MOST_ENTRIES = 5000
 """Looked at in a folder, so that a probe of a slow file system ends."""
@@ -24,8 +18,7 @@ _MOST_ENTRIES = 5000
 
 def is_network(place: Place) -> bool:
     """Return whether a folder lies on a file system that other machines share."""
-    kind = place.file_system.removeprefix("fuse.")
-    return kind in NETWORK or kind.startswith("nfs")
+    return place.file_system in local_disk.NETWORK_KINDS
 
 
 def gather(paths: Mapping[str, Path], root: Path = Path("/")) -> dict[str, Place]:
@@ -35,46 +28,27 @@ def gather(paths: Mapping[str, Path], root: Path = Path("/")) -> dict[str, Place
         paths: By what they are for.
         root: Directory that stands for ``/``, for its list of mounts.
     """
-    mounts = _mounts(root)
-    return {name: _place(path, mounts) for name, path in paths.items()}
+    return {name: _place(path, root / "proc/self/mounts") for name, path in paths.items()}
 
 
-def _place(path: Path, mounts: list[tuple[str, str, list[str]]]) -> Place:
+def _place(path: Path, mounts: Path) -> Place:
     there = path
     while not there.exists() and there != there.parent:
         there = there.parent
     there = there if there.is_dir() else there.parent
-    kind, options = _mount_of(there, mounts)
     usage = os.statvfs(there)
     writable, skew = _try_write(there)
     return Place(
         exists=path.exists(),
-        file_system=kind,
+        file_system=local_disk.kind_of_filesystem(there, mounts) if mounts.is_file() else "",
         free_bytes=usage.f_bavail * usage.f_frsize,
         total_bytes=usage.f_blocks * usage.f_frsize,
         writable=writable,
-        executable="noexec" not in options,
+        executable=not usage.f_flag & os.ST_NOEXEC,
         num_unreadable=_num_unreadable(path) if path.is_dir() else 0,
         has_bracket=bool({"[", "]"} & set(str(path))),
         clock_skew_s=skew,
     )
-
-
-def _mounts(root: Path) -> list[tuple[str, str, list[str]]]:
-    rows = []
-    for line in text(root / "proc/self/mounts").splitlines():
-        _, point, kind, options = [*line.split(" "), "", "", "", ""][:4]
-        rows.append((point.replace("\\040", " "), kind, options.split(",")))
-    return sorted(rows, key=lambda row: len(row[0]))
-
-
-def _mount_of(path: Path, mounts: list[tuple[str, str, list[str]]]) -> tuple[str, list[str]]:
-    found = ("", [""])
-    full = str(path.resolve())
-    for point, kind, options in mounts:  # the longest that fits comes last
-        if full == point or full.startswith(point.rstrip("/") + "/"):
-            found = (kind, options)
-    return found
 
 
 def _try_write(folder: Path) -> tuple[bool, float]:

@@ -114,7 +114,7 @@ def _lock_dialect(source: str) -> str:
         return "unknown"
     if "gethostname" not in source:
         return "no owner"
-    return "kernel lock" if "flock" in source else "pid and host"
+    return "pid, host, namespace and start" if "flock" in source else "pid and host"
 
 
 def _folder_of(package: str) -> Path | None:

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,7 +23,8 @@ from sglang_mi300a.doctor import (
     trials,
     tuned_tables,
 )
-from sglang_mi300a.doctor.facts import HeldMemory
+from sglang_mi300a.doctor.facts import HeldMemory, JitCache
+from sglang_mi300a.kernel_cache.store import StoredFile, StoredModule
 from tests import repository
 from tests.doctor import recorded
 from tests.pools.unified_memory.machines import unpack
@@ -149,30 +151,30 @@ def test_two_spellings_of_one_mask_do_not_stack():
     assert not {"masks-stack", "fewer-devices-than-ranks"} & {f.id for f in findings.judge(facts)}
 
 
-def mounted(root, *lines):
-    path = root / "proc/self/mounts"
-    path.parent.mkdir(parents=True)
-    path.write_text("".join(f"{line}\n" for line in lines))
-    return root
-
-
-def test_a_folder_is_told_with_its_file_system(tmp_path):
+def test_a_folder_is_told_with_its_file_system(tmp_path, monkeypatch):
     shared = tmp_path / "scratch [1]"
     shared.mkdir()
+    mounts = tmp_path / "root/proc/self/mounts"
+    mounts.parent.mkdir(parents=True)
     escaped = str(shared).replace(" ", "\\040")
-    root = mounted(
-        tmp_path / "root",
-        "/dev/sda / ext4 rw,relatime 0 0",
-        f"mds@tcp:/lus {escaped} lustre rw,noexec 0 0",
-    )
-    found = places.gather({"model": shared, "state": tmp_path / "not/there"}, root)
-    assert (found["model"].file_system, found["model"].executable) == ("lustre", False)
+    mounts.write_text(f"/dev/sda / ext4 rw 0 0\nmds@tcp:/lus {escaped} lustre rw 0 0\n")
+    paths = {"model": shared, "state": tmp_path / "not/there"}
+    found = places.gather(paths, tmp_path / "root")
+    assert (found["model"].file_system, found["model"].executable) == ("lustre", True)
     assert (found["model"].has_bracket, found["model"].writable) == (True, True)
     assert places.is_network(found["model"])
     assert (found["state"].exists, found["state"].file_system) == (False, "ext4")
     assert not places.is_network(found["state"])
     assert abs(found["model"].clock_skew_s) < 5
     assert list(shared.iterdir()) == []
+
+
+def test_a_folder_mounted_without_exec_is_told(tmp_path, monkeypatch):
+    real = os.statvfs(tmp_path)
+    parts = {name: getattr(real, name) for name in ("f_bavail", "f_frsize", "f_blocks")}
+    mounted = SimpleNamespace(**parts, f_flag=os.ST_NOEXEC)
+    monkeypatch.setattr(os, "statvfs", lambda path: mounted)
+    assert not places.gather({"jit-cache": tmp_path})["jit-cache"].executable
 
 
 def test_a_folder_of_another_user_is_told(tmp_path, monkeypatch):
@@ -189,40 +191,46 @@ def test_a_folder_of_another_user_is_told(tmp_path, monkeypatch):
     ("content", "holder"),
     [
         ("", "none"),
-        ("4242\nhere\n", "alive"),
-        ("17\nhere\n", "dead"),
-        ("4242\nelsewhere\n", "another host"),
-        ("4242\nhere\npid:[1]\n991\nflock\n", "alive"),
-        ("4242\nhere\npid:[1]\n4\nflock\n", "dead"),  # its number was given to another process
+        ("no number\n", "none"),
+        (f"{os.getpid()}\n{socket.gethostname()}\n", "alive"),
+        (f"99999999\n{socket.gethostname()}\n", "dead"),
+        ("1\nanother-machine\n", "another host"),
     ],
 )
-def test_the_holder_of_a_lock_is_told_in_every_dialect(tmp_path, content, holder):
-    stat = tmp_path / "proc/4242/stat"
-    stat.parent.mkdir(parents=True)
-    stat.write_text("4242 (a b) S " + " ".join(["0"] * 18) + " 991 0\n")
+def test_a_builds_lock_is_told_with_its_holder_and_left_alone(tmp_path, content, holder):
     lock = tmp_path / "jit/build/lock_module_norm"
     lock.parent.mkdir(parents=True)
     lock.write_text(content)
     os.utime(lock, (1, 1))
-    (found,) = build_locks.gather({"jit-cache": tmp_path / "jit"}, tmp_path / "proc", "here")
-    assert (found.name, found.holder) == ("build/lock_module_norm", holder)
+    (found,) = build_locks.gather(tmp_path / "jit", tmp_path / "none", tmp_path / "none")
+    assert (found.place, found.name) == ("jit-cache", "build/lock_module_norm")
+    assert found.holder == holder
     assert found.age_s > 1e6
     assert lock.exists()
 
 
-def test_only_files_named_as_locks_are_taken_for_locks(tmp_path):
-    for name in ("lock", "a.csv.lock", "clock", "blocks.txt"):
+def test_locks_of_merged_tables_and_of_torchs_extensions_are_told(tmp_path):
+    for name in ("configs/tuned.csv.lock", "ext/py310_rocm/op/lock", "ext/op/lock", "ext/op/clock"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    found = build_locks.gather({"aiter-configs": tmp_path, "torch-extensions": tmp_path / "none"})
-    assert [lock.name for lock in found] == ["a.csv.lock", "lock"]
+    found = build_locks.gather(tmp_path / "none", tmp_path / "configs", tmp_path / "ext")
+    assert [(lock.place, lock.name) for lock in found] == [
+        ("aiter-configs", "tuned.csv.lock"),
+        ("torch-extensions", "op/lock"),
+        ("torch-extensions", "py310_rocm/op/lock"),
+    ]
 
 
-def test_compiled_modules_are_counted(tmp_path):
+def test_compiled_modules_are_counted_in_the_folder_and_in_stores(tmp_path):
+    assert build_locks.compiled(tmp_path / "none", [tmp_path / "none"]).num_modules == 0
     (tmp_path / "module_norm.so").touch()
-    assert build_locks.compiled(tmp_path).num_modules == 1
-    assert not build_locks.compiled(tmp_path).has_prefill_module
-    (tmp_path / "mha_batch_prefill_bf16_nlogits_nbias_nmask_nlse_ndropout.so").touch()
-    assert build_locks.compiled(tmp_path).has_prefill_module
+    assert build_locks.compiled(tmp_path, []) == JitCache(1, False)
+    name = "mha_batch_prefill_bf16_nlogits_nbias_nmask_nlse_ndropout"
+    entry = tmp_path / "store/entries" / ("ab" * 32) / "modules"
+    entry.mkdir(parents=True)
+    stored = StoredModule(name, (StoredFile(f"{name}.so", "cd" * 32, 5),))
+    (entry / f"{name}.json").write_text(json.dumps(stored.to_data()))
+    assert build_locks.compiled(tmp_path, [tmp_path / "store"]) == JitCache(2, True)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +238,7 @@ def test_compiled_modules_are_counted(tmp_path):
     [
         ("os.open(path, os.O_CREAT | os.O_EXCL)", "no owner"),
         ("os.O_EXCL ... socket.gethostname()", "pid and host"),
-        ("os.O_EXCL ... socket.gethostname() ... fcntl.flock", "kernel lock"),
+        ("os.O_EXCL ... socket.gethostname() ... fcntl.flock", "pid, host, namespace and start"),
         ("something else", "unknown"),
     ],
 )

@@ -108,5 +108,6 @@ except SystemExit as end:
     facts = record.parse(text, "record.json")
     assert facts.model.fault
     assert [lock.holder for lock in facts.locks] == ["alive"]
+    assert facts.locks[0].name == "build/lock_(withheld)"
     for secret in (*PRIVATE, str(tmp_path), tmp_path.name, sys.prefix):
         assert secret not in text, secret
