@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import socket
 import sys
 import threading
@@ -23,9 +24,10 @@ from typing import Any
 
 from sglang_mi300a import boot_report, device, hook_fit, hooking, plugin, served_model, settings
 from sglang_mi300a import layout as layouts
-from sglang_mi300a.cli import plan, serve_memory, serve_tables, stock_settings
+from sglang_mi300a.cli import plan, serve_kernels, serve_memory, serve_tables, stock_settings
 from sglang_mi300a.cpu_engine import recipe
 from sglang_mi300a.errors import EXIT_BAD_INPUT, JudgedAgainst, UserError
+from sglang_mi300a.kernel_cache import aiter_locks
 from sglang_mi300a.serving import preset as presets
 from sglang_mi300a.supported import check_versions
 from sglang_mi300a.weights.loader_options import FLAG, LoaderOptions
@@ -109,7 +111,8 @@ def _apply(server_args: Any, name: str) -> None:
         decision.record.ep_size,
         on_cpu=decision.record.device == "cpu",
     )
-    for line in (*decision.notes, *memory.said, *products.said):
+    kernels = serve_kernels.prepare(_say, on_cpu=decision.record.device == "cpu")
+    for line in (*decision.notes, *memory.said, *products.said, *kernels.said):
         _say(line)
     if memory.job is not None:
         serve_memory.forbid_core_dumps()
@@ -124,9 +127,11 @@ def _apply(server_args: Any, name: str) -> None:
         gemm=products.record,
     )
     settings.set_defaults({**decision.environment, **memory.environment, **products.environment})
+    settings.replace_defaults(kernels.environment, settings.sglang_cache_defaults())
     settings.publish(record)
     _applied = record
-    threading.Thread(target=_stay_beside, args=(record, server_args), daemon=True).start()
+    beside = (record, server_args, kernels)
+    threading.Thread(target=_stay_beside, args=beside, daemon=True).start()
 
 
 def _fields(server_args: Any) -> tuple[dataclasses.Field[Any], ...]:
@@ -356,9 +361,11 @@ def _make_run_dir() -> Path:
     return path
 
 
-def _stay_beside(record: settings.Resolved, server_args: Any) -> None:
+def _stay_beside(
+    record: settings.Resolved, server_args: Any, kernels: serve_kernels.Prepared
+) -> None:
     """Print the table once the server serves, then watch the memory of its APUs."""
-    if _print_table_when_ready(record):
+    if _print_table_when_ready(record, kernels.watch()):
         serve_memory.watch(record, server_args, _say)
 
 
@@ -366,10 +373,17 @@ def _say(line: str) -> None:
     print(f"sglang-mi300a: {line}", file=sys.stderr, flush=True)
 
 
-def _print_table_when_ready(record: settings.Resolved) -> bool:
-    """Print the one table once every rank has passed both gates; return whether they have."""
+def _print_table_when_ready(record: settings.Resolved, locks: aiter_locks.Watch | None) -> bool:
+    """Print the one table once every rank has passed both gates; return whether they have.
+
+    A lock of AITER's that nobody will release stops the server meanwhile, by name.
+    """
     run_dir = Path(record.run_dir)
     while run_dir.is_dir():
+        if locks is not None and (problem := locks.problem()):
+            _say(str(problem))
+            os.kill(os.getpid(), signal.SIGQUIT)  # SGLang hands it to stop_on_failed_rank
+            return False
         reports = boot_report.read_all(run_dir)
         stages = [report.stage for report in reports.values()]
         if len(stages) == record.num_local_ranks and set(stages) == {"serving"}:

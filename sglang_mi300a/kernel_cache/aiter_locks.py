@@ -56,13 +56,13 @@ class AiterLock:
     state: State
 
 
-def find(jit_dir: Path, config_dir: Path = CONFIG_DIR) -> list[AiterLock]:
+def find(jit_dir: Path, config_dir: Path | None = None) -> list[AiterLock]:
     """Return the lock files below a directory that serves as ``AITER_JIT_DIR``, and of the tables.
 
     A lock file that goes away meanwhile is not listed.
     """
     found = []
-    for path, kind in (*_paths(jit_dir), *_config_paths(config_dir)):
+    for path, kind in (*_paths(jit_dir), *_config_paths(config_dir or CONFIG_DIR)):
         try:
             with path.open("rb") as file:
                 record = file.read(_RECORD_BYTES)
@@ -130,7 +130,7 @@ def _kernel_lock_is_held(path: Path) -> bool:
 
 
 def wait_until_free(
-    jit_dir: Path, *, wait_s: float = DEFAULT_WAIT_S, config_dir: Path = CONFIG_DIR
+    jit_dir: Path, *, wait_s: float = DEFAULT_WAIT_S, config_dir: Path | None = None
 ) -> None:
     """Wait until AITER has released every lock file; delete none.
 
@@ -145,6 +145,34 @@ def wait_until_free(
         if time.monotonic() >= deadline:
             raise refusal(found, f"still there after {wait_s:.0f} s")
         time.sleep(_POLL_S)
+
+
+class Watch:
+    """Looks at a directory again and again while others build in it, and tells when to give up.
+
+    Args:
+        jit_dir: What ``AITER_JIT_DIR`` is set to.
+        dead_s: How long a lock of a dead holder may stay; the ROCm image's AITER succeeds those.
+        limit_s: How long any lock may stay.
+    """
+
+    def __init__(
+        self, jit_dir: Path, *, dead_s: float = 60.0, limit_s: float = 2 * DEFAULT_WAIT_S
+    ) -> None:
+        self._jit_dir = jit_dir
+        self._limits: dict[State, float] = {"dead": dead_s, "alive": limit_s, "not known": limit_s}
+        self._since: dict[tuple[Path, State], float] = {}
+
+    def problem(self, config_dir: Path | None = None) -> UserError | None:
+        """Return the line that names a lock in the way for too long, or None."""
+        now = time.monotonic()
+        found = find(self._jit_dir, config_dir)
+        seen = {(lock.path, lock.state): lock for lock in found}
+        self._since = {key: self._since.get(key, now) for key in seen}
+        for key, lock in seen.items():
+            if now - self._since[key] >= self._limits[lock.state]:
+                return refusal([lock], f"there for {now - self._since[key]:.0f} s")
+        return None
 
 
 def refusal(locks: Sequence[AiterLock], why: str) -> UserError:

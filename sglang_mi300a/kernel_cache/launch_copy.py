@@ -99,6 +99,7 @@ def make(
         directory = Path(tempfile.mkdtemp(prefix=f"{key.digest[:12]}-", dir=local / "launches"))
         lock = OwnerLock(directory.with_suffix(".lock"), str(directory), wait_s=0).__enter__()
         try:
+            (directory / "build").mkdir()  # AITER's ranks expect it: only a main process makes it
             (directory / _KEY).write_text(json.dumps(key.to_data()), encoding="utf-8")
             names, damaged, num_bytes = _fill(directory, key, stores)
             _link_prebuilt(directory, prebuilt)
