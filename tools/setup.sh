@@ -8,7 +8,7 @@ set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 
 # Measured in a fresh checkout: 2 cores, Python 3.11, nothing in pip's cache.
-readonly download_mb=560 needed_mb=2500 minutes=2
+readonly download_mb=610 needed_mb=2600 minutes=2
 
 apt_line() {
   local packages
@@ -84,6 +84,15 @@ pip_install() {
   .venv/bin/python -m pip install --disable-pip-version-check --no-input --retries 1 --timeout 15 --no-deps "${quiet[@]}" "$@"
 }
 
+# Beside what is installed: tests take single files out of it, and say so where it is missing.
+get_aiter_wheel() {
+  compgen -G '.venv/wheels/amd_aiter-*.whl' >/dev/null && return
+  echo "setup: AITER's wheel, for tests to read"
+  .venv/bin/python -m pip download --disable-pip-version-check --no-input --retries 1 --timeout 15 --no-deps \
+    --only-binary=:all: --dest .venv/wheels "${quiet[@]}" -r requirements/aiter-wheel.txt ||
+    echo "setup: not found: $(grep == requirements/aiter-wheel.txt); the tests that read it will be skipped" >&2
+}
+
 check_no_gpu_torch() {
   .venv/bin/python - <<'EOF'
 import sys
@@ -118,6 +127,7 @@ step venv 'Python environment' /dev/null -- "$(find_python)" -m venv --clear .ve
 step torch 'PyTorch, CPU build' requirements/torch-cpu.txt -- pip_install -r requirements/torch-cpu.txt
 step engine "SGLang's CPU engine" requirements/cpu-engine.txt -- pip_install -r requirements/cpu-engine.txt
 step tools 'test tools' requirements/dev.txt -- pip_install -r requirements/dev.txt
+get_aiter_wheel
 step package 'this package, editable' pyproject.toml setup.py -- pip_install --no-build-isolation -e .
 .venv/bin/python setup.py --quiet native # compares content hashes by itself
 step no-gpu-torch 'check: no GPU build of PyTorch' requirements/*.txt -- check_no_gpu_torch

@@ -51,7 +51,8 @@ def build(package: Path, module: str, recipe: str, arguments: Mapping[str, Any])
     Raises:
         UserError: This AITER lacks a function, or one asks for what is not known here.
     """
-    sys.path.insert(0, str(package))
+    # Its builder also asks where `aiter` is, without importing it.
+    sys.path[:0] = [str(package), str(package.parent)]
     core = importlib.import_module("jit.core")
     for name in ("get_args_of_build", "build_module"):
         if not callable(getattr(core, name, None)):

@@ -33,7 +33,8 @@ def extract(target: Path, *prefixes: str) -> Path:
 
 
 def package(target: Path) -> Path:
-    """Unpack the builder, its recipes and the C++ sources but the template library; return it."""
+    """Unpack builder, recipes, C++ sources and the attention kernels' generator; return it."""
     prefixes = ("aiter/jit", "aiter/ops/mha.py", "aiter/_version", "aiter/install_mode")
-    extract(target, *prefixes, "aiter/__init__.py", "aiter_meta/csrc", "aiter_meta/gradlib")
+    generator = "aiter_meta/3rdparty/composable_kernel/example/ck_tile/01_fmha"
+    extract(target, *prefixes, "aiter/__init__.py", "aiter_meta/csrc", generator)
     return target / "aiter"

@@ -1,13 +1,18 @@
 """``sglang-mi300a kernel-cache``: from nothing to another machine's store, and every refusal."""
 
+import argparse
 import hashlib
 import json
 import os
+import re
+import shlex
 
 import pytest
 
+from sglang_mi300a.cli import kernel_cache
 from sglang_mi300a.cli.main import main
 from sglang_mi300a.kernel_cache import jobs, key, needed
+from tests import repository
 from tests.kernel_cache import standin_aiter
 from tests.kernel_cache.conftest import PLAIN
 
@@ -202,3 +207,14 @@ def test_the_table_of_needed_modules_names_each_once_with_its_reason():
     data = json.loads(rows.DATA.read_text())["modules"]
     assert len({row["name"] for row in data}) == len(data)
     assert all(len(row["why"]) > 10 and row["module"] for row in data)
+
+
+@pytest.mark.parametrize("page", ["docs/kernel_cache.md", "examples/Containerfile"])
+def test_every_command_line_of_the_page_parses(page, capsys):
+    text = (repository.ROOT / page).read_text().replace("\\\n", " ")
+    lines = re.findall(r"sglang-mi300a kernel-cache ([a-z]+[^#\n`&]*)", text)
+    assert len(lines) >= 3
+    parser = argparse.ArgumentParser()
+    kernel_cache.add_arguments(parser)
+    for line in lines:
+        assert parser.parse_args(shlex.split(line)).verb == line.split()[0]
