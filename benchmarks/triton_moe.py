@@ -337,6 +337,20 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def markdown(runs: list[dict[str, Any]]) -> str:
+    """Return a table of several runs' medians, as it stands in the README beside this file."""
+    lines = [
+        "| tokens | routing | distinct experts | weights, MB | µs a layer | of the copy |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for rows in zip(*(run["rows"] for run in runs), strict=True):
+        row = rows[0]
+        us, of_copy = (statistics.median(one[name] for one in rows) for name in ("us", "of_copy"))
+        cells = (row["tokens"], row["routing"], f"{row['experts']:.0f}", f"{row['weight_mb']:.0f}")
+        lines.append("| " + " | ".join(map(str, (*cells, f"{us:.0f}", f"{of_copy:.2f}"))) + " |")
+    return "\n".join(lines)
+
+
 def main() -> int:
     """Measure, judge and print."""
     parser = argparse.ArgumentParser(

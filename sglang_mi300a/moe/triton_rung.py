@@ -183,7 +183,7 @@ _BY_UNITS: tuple[tuple[int, LaunchShape], ...] = (
 an NVIDIA H200 at the sizes of TP 4, 1 to 8192 tokens. Tiles of 32 and 64 rows were slower."""
 
 _ON_AMD = LaunchShape(16, 128, 4, 2, 128, 8, 4, 2)
-"""No spills on gfx942, 90 vector registers; its speed there is not known."""
+"""No spills on gfx942 with Triton 3.4 and 3.7; its speed there is not known."""
 
 
 def launch_shape(num_tokens: int, sizes: ExpertSizes, *, on_amd: bool) -> LaunchShape:
