@@ -33,6 +33,7 @@ class Case:
         gate_refuses: Let the gate before the first byte refuse.
         other_fails: At which agreement of the ranks another one reports a failure; 0 for never.
         options: Options of our loader.
+        layout: Layout that this process's experts are in; what ours holds is undone to compare.
     """
 
     checkpoint: str
@@ -48,6 +49,7 @@ class Case:
     gate_refuses: bool = False
     other_fails: int = 0
     options: dict[str, Any] = field(default_factory=dict)
+    layout: str = "plain/1"
 
 
 @dataclass
@@ -138,7 +140,8 @@ class _Stock:
         with self._as_rank(case):
             theirs = self._load(case, case.checkpoint, "safetensors", {})
             try:
-                ours = self._load(case, case.directory, "private", case.options)
+                with _experts_in(case.layout):
+                    ours = self._load(case, case.directory, "private", case.options)
             except UserError as error:
                 return Result(error=str(error), after_load=told, refusals=refusals)
         result = _compare(theirs, ours, case.part == "draft") if theirs is not None else Result()
@@ -200,6 +203,23 @@ class _Stock:
             stock._recompute_buffers = recompute
 
 
+@contextmanager
+def _experts_in(layout: str) -> Any:
+    """Have loader and expert layers take a layout, as a launcher's decision does."""
+    from sglang_mi300a import settings
+    from sglang_mi300a.weights.stock import PrivateModelLoader
+
+    settings.publish(
+        settings.Resolved("", "cpu", "", 1, 1, 1, False, 0, 0, 0, "", expert_layout=layout)
+    )
+    before, PrivateModelLoader.layout_id = PrivateModelLoader.layout_id, layout
+    try:
+        yield
+    finally:
+        PrivateModelLoader.layout_id = before
+        settings.withdraw()
+
+
 class _Ranks:
     """Stands in for the exchange between this rank and a second one."""
 
@@ -221,7 +241,7 @@ def _refuse() -> None:
 
 def _compare(theirs: Any, ours: Any, is_draft: bool) -> Result:
     result = Result()
-    left, right = _tensors(theirs), _tensors(ours)
+    left, right = _tensors(theirs), _without_streams(_tensors(ours))
     lent = {"model.embed_tokens.weight", "lm_head.weight"} if is_draft else set()
     buffers = {name for name, _ in theirs.named_buffers()}
     result.quantised_draft = is_draft and "model.layers.0.mlp.experts.w2_weight_scale" in right
@@ -247,6 +267,26 @@ def _tensors(model: Any) -> dict[str, Any]:
                 if isinstance(value, torch.Tensor):
                     found[f"{prefix}.{name}" if prefix else name] = value.detach()
     return found
+
+
+def _without_streams(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Return the tensors with every stack of streams undone to what SGLang's classes hold."""
+    import numpy as np
+    import torch
+
+    from sglang_mi300a.stream_layout import Stream
+
+    result = {}
+    for name, tensor in tensors.items():
+        prefix, _, last = name.rpartition(".")
+        if not last.endswith("_stream"):
+            result[name] = tensor
+            continue
+        undone = [Stream().undo({last: expert.numpy()}) for expert in tensor]
+        for plain in undone[0]:
+            stack = np.stack([expert[plain] for expert in undone])
+            result[f"{prefix}.{plain}"] = torch.from_numpy(stack)
+    return result
 
 
 def _same(left: Any, right: Any) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from sglang_mi300a import artifact_manifest, mxfp4
-from sglang_mi300a.tiny_model import make_tiny_model
+from sglang_mi300a.tiny_model import TinySizes, make_tiny_model
 from sglang_mi300a.weights import artifact
 from sglang_mi300a.weights.plan import num_rows
 from tests import repository
@@ -42,6 +42,14 @@ class Models:
         path = self.directory / f"{kind}-{seed}-{visual}"
         if not path.exists():
             make_tiny_model(path, kind=kind, seed=seed, visual=visual)
+        return path
+
+    def wide(self):
+        """A checkpoint of the hidden size that the kernels are made for."""
+        path = self.directory / "wide"
+        if not path.exists():
+            sizes = TinySizes(hidden=4096, experts=2, experts_per_token=2, moe_intermediate=256)
+            make_tiny_model(path, kind=MXFP4, seed=3, mtp=False, sizes=sizes)
         return path
 
     def exotic(self):
@@ -144,6 +152,10 @@ def ranks(checkpoint, directory, tp, ep=1, **rest):
     ]
 
 
+def targets(checkpoint, directory, tp, **rest):
+    return [Case(str(checkpoint), str(directory), tp, rank=rank, **rest) for rank in range(tp)]
+
+
 def equal_cases(models):
     """Return cases that must be equal, by what they show."""
     visual, text = models.checkpoint(MXFP4, 0, visual=True), models.checkpoint(MXFP4, 1)
@@ -184,6 +196,13 @@ def equal_cases(models):
     one = models.artifact(visual, 1)
     straight = {"read_into_parameters": True}
     cases["straight into the parameters, artifact"] = ranks(visual, two, 2, options=straight)
+    wide, streams = models.wide(), {"layout": "stream/1"}
+    for tp in (1, 2):
+        made = models.artifact(wide, tp)
+        cases[f"streams, artifact tp{tp}"] = targets(wide, made, tp, **streams)
+        cases[f"streams, checkpoint tp{tp}"] = targets(wide, wide, tp, **streams)
+    made = models.artifact(wide, 1, layout="plain/1")
+    cases["sizes of a stream, plain artifact"] = targets(wide, made, 1)
     tight = {"ring_bytes": 1 << 20, "threads": 2, "verify": "sample"}
     cases["small ring"] = ranks(visual, one, 1, options=tight)
     return cases
@@ -239,6 +258,8 @@ REFUSED = {
     "experts built unquantised": "has no place for 8 parameters, first .*w13_weight_scale",
     "other sglang": "SGLang: ==0.4.0; supported: SGLang: 0.5",
     "other layout": r"layout: stream/9; supported: layout: plain/1.*shard-weights again",
+    "streams for a process of plain experts": "layout: stream/1; supported: layout: plain/1",
+    "plain experts for a process of streams": "layout: plain/1; supported: layout: stream/1",
     "other version of the format": "version 2; supported: .*version 1",
     "unknown option": "found pattern",
     "no weights": "no .*.safetensors",
@@ -277,6 +298,8 @@ def refused_cases(models):
         "experts built unquantised": case(plain),
         "other sglang": case(models.artifact(visual, 2, sglang="==0.4.0")),
         "other layout": case(models.damaged(two, "layout", sign(layout="stream/9"))),
+        "streams for a process of plain experts": case(models.artifact(models.wide(), 2)),
+        "plain experts for a process of streams": case(two, layout="stream/1"),
         "other version of the format": case(models.damaged(two, "version", next_version)),
         "unknown option": case(two, options={"pattern": "x"}),
         "no weights": case(bare),
@@ -313,6 +336,11 @@ def results(tmp_path_factory):
 
 
 EQUAL = (
+    "streams, artifact tp1",
+    "streams, artifact tp2",
+    "streams, checkpoint tp1",
+    "streams, checkpoint tp2",
+    "sizes of a stream, plain artifact",
     "mxfp4 artifact tp1 ep1",
     "mxfp4 artifact tp2 ep1",
     "mxfp4 artifact tp4 ep1",

@@ -82,6 +82,15 @@ assert filling.from_checkpoint(ours, found, PLAIN, Nowhere(), options).num_bytes
 )
 
 
+ONE_LAYER = 16 * (512 * 4096 + 4096 * 256) * 17 // 32
+"""Bytes of the experts below."""
+
+LOAD_STREAMS = (
+    LOAD_CHECKPOINT[0].replace("layout import PLAIN", "stream_layout import Stream"),
+    LOAD_CHECKPOINT[1].replace("PLAIN", "Stream()").replace("190 << 20", "104 << 20"),
+)
+
+
 def grown_bytes(program, *paths):
     """Return by how much the peak memory of a fresh process grows over the work."""
     imports, work = program
@@ -107,6 +116,14 @@ def test_converting_takes_one_buffer_a_job(big_artifact):
 def test_loading_takes_the_ring(big, big_artifact, program):
     """Measured 16 and 9 MiB with a ring of 16 (a buffer is not there before it is used)."""
     assert grown_bytes(program, big, big_artifact[0]) < 40 * MIB
+
+
+def test_a_checkpoint_is_laid_out_anew_in_far_less_than_a_layer(tmp_path):
+    """Four layers of experts of 27 MB each; a few experts at a time, and the ring of 16 MiB."""
+    text = {**SMALL_TEXT, "hidden_size": 4096, "moe_intermediate_size": 256, "num_experts": 16}
+    model = make_checkpoint(tmp_path / "checkpoint", text=text, mtp=False)
+    grown = grown_bytes(LOAD_STREAMS, model)
+    assert grown < ONE_LAYER, f"{grown / 2**20:.1f} MiB"
 
 
 PLAN_THE_REAL_MODEL = (
