@@ -23,7 +23,6 @@ from typing import Any
 from sglang_mi300a import artifact_manifest, graph_phases, model_dims, served_model, settings
 from sglang_mi300a.cli import stock_settings
 from sglang_mi300a.errors import EXIT_JUDGED_AGAINST, EXIT_OK, UserError
-from sglang_mi300a.moe.kernels import fit as kernel_fit
 from sglang_mi300a.moe.kernels import steps, workspace
 from sglang_mi300a.pools import (
     byte_text,
@@ -213,16 +212,12 @@ def _expert_workspace(
     dims: model_dims.ModelDims, asked: Asked, tp: int, ep: int
 ) -> tuple[Line, ...]:
     """Return the line of the expert kernels' workspace; none for a model they cannot run."""
-    layer = steps.Layer(
-        num_tokens=min(asked.chunk_tokens, kernel_fit.most_tokens(dims.num_experts_per_tok)),
+    layer = workspace.largest_layer(
+        max_tokens=workspace.launch_tokens(asked.chunk_tokens, dims.num_experts_per_tok),
         top_k=dims.num_experts_per_tok,
         num_experts=dims.num_experts // ep,
         hidden=dims.hidden_size,
         inner=dims.moe_intermediate_size * ep // tp,
-        weights="subnormals",
-        token_tile=min(workspace.TOKEN_TILES),
-        num_cus=kernel_fit.MAX_CUS,
-        shared_expert=True,
     )
     try:
         steps.check(layer)

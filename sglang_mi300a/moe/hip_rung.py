@@ -12,8 +12,7 @@ from sglang_mi300a.launcher.failure import LauncherError
 from sglang_mi300a.moe import launching
 from sglang_mi300a.moe.kernels import fit, probe, steps
 from sglang_mi300a.moe.kernels.catalogue import WeightFormat
-from sglang_mi300a.moe.kernels.steps import Layer
-from sglang_mi300a.moe.kernels.workspace import workspace_bytes
+from sglang_mi300a.moe.kernels.workspace import reserved_bytes
 from sglang_mi300a.moe.rungs import Experts, ExpertSizes, SharedExpert
 from sglang_mi300a.moe.tile_choice import choose
 
@@ -165,18 +164,12 @@ class HipRung:
 
     def _reserve(self, device: torch.device, sizes: ExpertSizes) -> None:
         """Make the workspace large enough for such layers; the shared expert included."""
-        needed = workspace_bytes(
-            Layer(
-                num_tokens=self.max_tokens,
-                top_k=sizes.top_k,
-                num_experts=sizes.num_experts,
-                hidden=sizes.hidden,
-                inner=sizes.inner,
-                weights="bf16" if sizes.weights == "bf16" else "subnormals",
-                token_tile=16,
-                num_cus=launching.num_compute_units(device),
-                shared_expert=True,
-            )
+        needed = reserved_bytes(
+            max_tokens=self.max_tokens,
+            top_k=sizes.top_k,
+            num_experts=sizes.num_experts,
+            hidden=sizes.hidden,
+            inner=sizes.inner,
         )
         if self.workspace_bytes(device) < needed:
             self._workspaces[device] = torch.empty(needed, dtype=torch.uint8, device=device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,16 +18,15 @@ from sglang.srt.models.qwen2_moe import Qwen2MoeSparseMoeBlock
 from sglang.srt.runtime_context import get_server_args
 from sglang.srt.utils import set_weight_attrs
 
-from sglang_mi300a import boot_report, hooking, mxfp4, settings
+from sglang_mi300a import boot_report, hooking, settings
 from sglang_mi300a import layout as layouts
 from sglang_mi300a.errors import UserError
 from sglang_mi300a.hooking import reached
-from sglang_mi300a.moe import ladder, selftest
+from sglang_mi300a.moe import ladder, loaded, selftest
 from sglang_mi300a.moe.hooks import DRAFT_HOOK
-from sglang_mi300a.moe.kernels import fit
+from sglang_mi300a.moe.kernels.workspace import launch_tokens
 from sglang_mi300a.moe.on_rung import OnRung, take_bf16, take_shared, why_apart
 from sglang_mi300a.moe.rungs import Experts, ExpertSizes, Rung
-from sglang_mi300a.stream_layout import RECORD_BYTES, SCALE_BYTES
 
 
 class MI300AQuarkConfig(QuarkConfig):
@@ -105,7 +104,7 @@ class FusedMxfp4MoE(QuarkW4A4MXFp4MoE):
         if self.on_rung is not None:
             return
         assert self.sizes is not None
-        found = _global_ids(layer)
+        found = loaded.global_ids(layer.dispatcher)
         if found:
             raise UserError(
                 self.layer_name,
@@ -114,7 +113,7 @@ class FusedMxfp4MoE(QuarkW4A4MXFp4MoE):
                 do="pass --moe-runner-backend triton (the presets do)",
             )
         tensors = {name: getattr(layer, name).data for name in _shapes(self.sizes)}
-        _check_scales(self.layer_name, tensors)
+        loaded.check_scales(self.layer_name, tensors)
         rung = process_rung(self.sizes, next(iter(tensors.values())).device)
         prepared = rung.prepare(Experts(self.layer_name, self.sizes, tensors))
         self.on_rung = OnRung(self.sizes, rung, prepared)
@@ -177,9 +176,7 @@ def _decided() -> settings.Resolved:
 
 def _max_tokens(top_k: int) -> int:
     """Return the tokens of one launch at most: a chunk of a prefill, if the kernels take it."""
-    chunk = int(get_server_args().chunked_prefill_size or 0)
-    most = fit.most_tokens(top_k)
-    return min(chunk, most) if chunk > 0 else most
+    return launch_tokens(int(get_server_args().chunked_prefill_size or 0), top_k)
 
 
 def _shapes(sizes: ExpertSizes) -> dict[str, tuple[int, ...]]:
@@ -210,37 +207,6 @@ def _expect(layer: torch.nn.Module, where: str, name: str, wanted: tuple[int, ..
             do="use a torch with float4_e2m1fn_x2 or unset SGLANG_USE_AITER; choose a TP size that "
             "keeps whole 128-byte rows",
         )
-
-
-def _global_ids(layer: Any) -> str:
-    """Return why expert ids would not arrive local, or ""."""
-    dispatcher = layer.dispatcher
-    is_global = dispatcher.use_aiter_moe_runner or dispatcher.skip_local_expert_mapping
-    if dispatcher.moe_ep_size > 1 and is_global:
-        return "global expert ids with expert parallelism"
-    return ""
-
-
-def _check_scales(where: str, tensors: Mapping[str, torch.Tensor]) -> None:
-    for name, tensor in tensors.items():
-        if name.endswith("_weight"):
-            continue
-        is_stream = name.endswith("_stream")
-        for expert, stored in enumerate(tensor):
-            scales = stored.view(-1, RECORD_BYTES)[:, :SCALE_BYTES] if is_stream else stored
-            bad = scales == mxfp4.SCALE_NAN
-            if bad.any():
-                row, column = bad.nonzero()[0].tolist()
-                place = (
-                    f"record {row}, byte {column}" if is_stream else f"row {row}, block {column}"
-                )
-                raise UserError(
-                    f"{where}.{name}",
-                    found=f"scale 0xFF (NaN) at expert {expert}, {place}; {int(bad.sum())} in "
-                    "this expert",
-                    allowed="E8M0 scales 0x00 to 0xFE",
-                    do="fetch the checkpoint again, or `sglang-mi300a artifact verify`",
-                )
 
 
 def complete(model: torch.nn.Module, is_draft: bool) -> None:
@@ -305,7 +271,7 @@ def _why_stock(layer: Any) -> str:
         return "its weights are in another kernel's order"
     if layer.w13_weight.dtype is not torch.bfloat16:
         return f"weights of {layer.w13_weight.dtype}"
-    return _global_ids(layer)
+    return loaded.global_ids(layer.dispatcher)
 
 
 def _bf16_sizes(layer: Any) -> ExpertSizes:

@@ -8,7 +8,7 @@ from sglang_mi300a.layout import STREAM_ID
 from sglang_mi300a.moe.kernels import steps
 from sglang_mi300a.moe.kernels.catalogue import WeightFormat
 from sglang_mi300a.moe.kernels.steps import Layer
-from sglang_mi300a.moe.kernels.workspace import MOST_TOKENS, TOKEN_TILES
+from sglang_mi300a.moe.kernels.workspace import TOKEN_TILES, launch_tokens
 
 ROOM = "moe"
 _MXFP4_FORMATS: tuple[WeightFormat, ...] = ("subnormals", "bf8")
@@ -41,7 +41,7 @@ def misfit(
             try:
                 steps.check(
                     Layer(
-                        num_tokens=most_tokens(top_k),
+                        num_tokens=launch_tokens(0, top_k),
                         top_k=top_k,
                         num_experts=num_experts,
                         hidden=hidden,
@@ -54,8 +54,3 @@ def misfit(
             except ValueError as error:
                 return str(error)
     return None
-
-
-def most_tokens(top_k: int) -> int:
-    """Return the tokens of one launch, at most, for so many experts a token."""
-    return min(MOST_TOKENS, steps.MOST_PAIRS // top_k)

@@ -303,9 +303,23 @@ def test_an_error_code_in_a_served_layer_is_never_a_result(hip, rung, layer):
 
 
 def test_the_workspace_is_a_formula_of_the_largest_batch(hip, rung, layer):
-    sizes = running.layer_of(layer[0], batch_of(hip, 16)[0], "subnormals", 16)
-    needed = workspace.workspace_bytes(replace(sizes, shared_expert=True))
-    assert rung.workspace_bytes(CPU) == needed
-    smaller = [workspace.workspace_bytes(replace(sizes, num_tokens=n)) for n in range(1, 16)]
-    assert smaller == sorted(smaller)
-    assert smaller[-1] < needed
+    sizes = {"top_k": TOP_K, "num_experts": EXPERTS, "hidden": running.HIDDEN, "inner": INNER}
+    needed = [workspace.reserved_bytes(max_tokens=n, **sizes) for n in range(1, 17)]
+    assert needed == sorted(needed)
+    assert rung.workspace_bytes(CPU) == needed[-1]
+    for weights in ("subnormals", "bf8", "bf16"):
+        for tile in (16, 32):
+            of_batch = running.layer_of(layer[0], batch_of(hip, 16)[0], weights, tile)
+            for shared in (False, True):
+                batch = replace(of_batch, shared_expert=shared)
+                assert workspace.workspace_bytes(batch) <= needed[-1]
+
+
+def test_the_workspace_of_the_served_model_is_known_before_anything_starts():
+    served = {"top_k": 10, "num_experts": 512, "hidden": 4096, "inner": 256}
+    rows = 8192 * 11 * 4096 * 2  # ten routed experts and the shared one
+    needed = workspace.reserved_bytes(max_tokens=8192, **served)
+    assert rows < needed < rows * 1.2
+    assert workspace.launch_tokens(8192, 10) == 8192
+    assert workspace.launch_tokens(-1, 10) == 8192
+    assert workspace.launch_tokens(16384, 22) == (2**17 - 1) // 22
