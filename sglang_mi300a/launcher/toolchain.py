@@ -29,8 +29,11 @@ FLAGS = (
 )  # fmt: skip
 """Flags of every build. Each compiler gets the same, and the same source gives the same bytes."""
 
-# In this order. Register counts depend on the compiler; the budgets are kept with the first.
-_NAMES = ("clang-19", "clang-22", "clang-21", "clang-20", "amdclang++", "clang")
+LLVM_SUFFIXES = ("-19", "-22", "-21", "-20", "")
+"""Of LLVM's programs, in the order in which they are tried. Register counts depend on the compiler;
+the budgets are kept with the first."""
+
+_NAMES = (*(f"clang{suffix}" for suffix in LLVM_SUFFIXES[:-1]), "amdclang++", "clang")
 _ROCM = ("/opt/rocm/llvm/bin/clang", "/opt/rocm/lib/llvm/bin/clang")
 _TIMEOUT_S = 1800
 

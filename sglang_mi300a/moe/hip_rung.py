@@ -101,6 +101,11 @@ class HipRung:
         """Return the layer with its shared expert."""
         return replace(prepared, shared=shared)
 
+    def facts(self, device: torch.device) -> dict[str, str]:
+        """Return the decode in use, and which code object it is."""
+        digest = launching.module(device).code.digest
+        return {"decode": self.decodes.get(device, "not asked"), "code object": digest[:16]}
+
     def decode(self, device: torch.device) -> WeightFormat:
         """Return the decode that is exact on a device; asks the device once.
 

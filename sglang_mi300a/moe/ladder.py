@@ -12,7 +12,7 @@ import torch
 from sglang_mi300a.errors import UserError
 from sglang_mi300a.hooking import resolve
 from sglang_mi300a.moe import selftest
-from sglang_mi300a.moe.rungs import ExpertSizes, Rung
+from sglang_mi300a.moe.rungs import ExpertSizes, Rung, TellsFacts
 
 SELF_TEST_EXPERTS = selftest.NUM_EXPERTS
 
@@ -52,18 +52,19 @@ class Choice:
     rung: Rung
     test: selftest.SelfTest
     tried: tuple[Tried, ...] = ()
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, str] = field(default_factory=dict)
 
     def report(self) -> dict[str, Any]:
         """Return what the boot report says, plain JSON values."""
-        line = f"expert layer on {self.rung.name}, {self.test.in_words()}"
+        said = "".join(f"{name} {value}, " for name, value in self.facts.items())
+        line = f"expert layer on {self.rung.name}, {said}{self.test.in_words()}"
         for one in self.tried:
             line += f"; not {one.rung}: {one.outcome}"
         return {
             "rung": self.rung.name,
             "self_test": asdict(self.test),
             "tried": [asdict(one) for one in self.tried],
-            **self.facts,
+            "facts": self.facts,
             "line": line,
         }
 
@@ -160,7 +161,9 @@ def choose(
         if found.passed:
             assert found.instance is not None
             assert found.test is not None
-            return Choice(found.instance, found.test, tuple(tried))
+            rung = found.instance
+            facts = rung.facts(device) if isinstance(rung, TellsFacts) else {}
+            return Choice(rung, found.test, tuple(tried), facts)
         words = found.in_words()
         tried.append(Tried(name, words))
         print(f"sglang-mi300a: expert layer not on {name}: {words}", file=sys.stderr, flush=True)

@@ -123,3 +123,11 @@ class TakesSharedExpert(Protocol):
 
     def with_shared(self, prepared: Any, shared: SharedExpert) -> Any:
         """Return ``prepared`` with the shared expert, of as many neurons as the routed ones."""
+
+
+@runtime_checkable
+class TellsFacts(Protocol):
+    """A rung that has more to report than its name."""
+
+    def facts(self, device: torch.device) -> dict[str, str]:
+        """Return what the boot report says of it on a device, after its self-test."""

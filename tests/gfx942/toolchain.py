@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from sglang_mi300a.launcher.toolchain import LLVM_SUFFIXES
 from tests import repository
 
 CACHE = repository.ROOT / "build" / "gfx942"
 """Compiled programs and the compiled interpreter; git ignores it, `make clean` removes it."""
-
-_LLVM_SUFFIXES = ("-19", "-20", "-21", "-22", "")
 
 
 class ToolMissing(AssertionError):
@@ -26,7 +25,7 @@ def tool(name: str) -> str:
     Raises:
         ToolMissing: It is not on PATH; the message holds the line that installs it.
     """
-    names = [name] if name == "g++" else [name + suffix for suffix in _LLVM_SUFFIXES]
+    names = [name] if name == "g++" else [name + suffix for suffix in LLVM_SUFFIXES]
     for candidate in names:
         if path := shutil.which(candidate):
             return path

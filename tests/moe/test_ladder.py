@@ -130,3 +130,15 @@ def test_the_self_test_sees_every_tensor_of_a_layer():
     assert selftest.run(TorchRung(), CPU, exact).relative_l2 == 0
     for name in ("w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale"):
         assert not selftest.run(Spoilt(name), CPU, SIZES).passed, name
+
+
+def test_the_self_test_minds_neither_default_device_nor_default_dtype():
+    """A model is built with both set to its own."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            found = selftest.run(TorchRung(), CPU, replace(SIZES, activations=torch.float32))
+    finally:
+        torch.set_default_dtype(before)
+    assert found.relative_l2 == 0

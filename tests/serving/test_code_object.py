@@ -1,8 +1,7 @@
 """A served model whose expert layers run on the shipped code object, against the torch rung.
 
 Each rank has a stand-in HIP runtime and interprets the machine code: E1. The model has the hidden
-size that the kernels are made for, MXFP4 target and draft experts, and a shared expert that rides
-in the same launches.
+size that the kernels are made for, a bf16 draft, and shared experts that ride in the same launches.
 """
 
 import json
@@ -31,7 +30,7 @@ def artifact(tmp_path_factory):
         hidden=4096, experts=4, experts_per_token=2, moe_intermediate=128, shared_intermediate=128
     )
     make_tiny_model(root / "model", kind="qwen3_5-moe-mxfp4", echo=True, sizes=sizes)
-    shard_weights(root / "model", root / "artifact", tp=1, draft_experts="mxfp4")
+    shard_weights(root / "model", root / "artifact", tp=1)
     return root / "artifact"
 
 
@@ -58,9 +57,12 @@ def asked(server, prompt):
     return [[(float(p), int(token)) for p, token, *_ in row] for row in rows], answer["output_ids"]
 
 
-def served(artifact, prompts, environment):
+def served(artifact, prompts, rung):
     """Return what a server says of each prompt, and its rank's report."""
     command = [*SERVE, "--model", artifact, "--preset", "tuned", "--dtype", "bfloat16"]
+    command.append("--enable-fp32-lm-head")  # else logits differ by a sixteenth or not at all
+    first = settings.python_path_with(recipe.standins_path())
+    environment = {"PYTHONPATH": f"{PLUGIN}:{repository.ROOT}:{first}", "STANDIN_RUNG": rung}
     with Server([str(part) for part in command], environment) as server:
         answers = [asked(server, prompt) for prompt in prompts]
         (report,) = boot_report.read_all(server.run_dir).values()
@@ -69,15 +71,15 @@ def served(artifact, prompts, environment):
 
 @pytest.mark.slow
 def test_the_code_object_serves_the_tokens_of_the_torch_rung(artifact, prompts, capsys):
-    here = settings.python_path_with(recipe.standins_path())
-    path = f"{PLUGIN}:{repository.ROOT}:{here}"
-    torch_rung, _ = served(artifact, prompts, {})
-    code_object, report = served(artifact, prompts, {"PYTHONPATH": path})
+    torch_rung, _ = served(artifact, prompts, "torch")
+    code_object, report = served(artifact, prompts, "hip")
 
     experts = report.facts["experts"]
     assert experts["rung"] == "hip"
     assert experts["target.shared_expert"] == {"together": 4}
     assert experts["draft.shared_expert"] == {"together": 1}
+    assert experts["draft.bf16_experts"] == {"on hip": 1}
+    assert report.seams["moe.draft_experts"].calls > 0
 
     pairs = [
         (a, b)

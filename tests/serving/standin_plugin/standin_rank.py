@@ -1,19 +1,38 @@
-"""A second SGLang plugin: gives each rank a stand-in HIP runtime, and the first rung to try on it.
+"""A second SGLang plugin, for ranks on the CPU engine: which rung they run their expert layers on.
 
-The code object then runs in the served model, interpreted. Found by SGLang through the entry point
-beside this file, with this folder on PYTHONPATH.
+``STANDIN_RUNG=hip`` gives each rank a stand-in HIP runtime and the first rung, so that the code object
+runs in the served model, interpreted. ``STANDIN_RUNG=torch`` has the torch rung round inner values as
+the kernels do. Found by SGLang through the entry point beside this file, with this folder on
+PYTHONPATH.
 """
 
 import multiprocessing
+import os
+from dataclasses import replace
+
+NAME = "STANDIN_RUNG"
 
 
 def activate() -> None:
-    """Map the runtime into a rank; in the launcher do nothing."""
+    """Prepare a rank; in the launcher do nothing."""
     if multiprocessing.parent_process() is None:
         return
+    from sglang_mi300a import settings
+
+    record = settings.resolved()
+    assert record is not None
+    if os.environ[NAME] == "torch":
+        settings.publish(replace(record, moe_intermediate="bfloat16"))
+    else:
+        _run_the_code_object()
+
+
+def _run_the_code_object() -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
     from sglang_mi300a import hooking
     from sglang_mi300a.launcher import kernels
-    from sglang_mi300a.moe import ladder
+    from sglang_mi300a.moe import hooks, ladder
     from tests.launcher import standin
 
     hip = standin.mapped()
@@ -27,3 +46,6 @@ def activate() -> None:
 
     kernels.observers.append(note)
     ladder.ORDER = {"cpu": ("hip",)}
+    # Meant for gfx942, and so not installed on a CPU.
+    draft = [seam for seam in hooks.HOOKS if seam.name == hooks.DRAFT_HOOK]
+    hooking.register(draft, HookRegistry, HookType)
