@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import requests
+import torch
+from safetensors.torch import load_file, save_file
 
 from sglang_mi300a import boot_report, settings
 from sglang_mi300a.cli.server_process import Server
@@ -20,7 +22,22 @@ from tests import repository
 from tests.serving.conftest import SERVE
 
 PLUGIN = Path(__file__).parent / "standin_plugin"
+ONE_IN = 128
 NUM_PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 8, 26, 6
+
+
+def make_choices_clear(model):
+    """Leave few tokens with a chance.
+
+    The best two of 1,248 random logits lie so close that bfloat16 decides one position in eight.
+    """
+    index = json.loads((model / "model.safetensors.index.json").read_text())
+    file = model / index["weight_map"]["lm_head.weight"]
+    tensors = load_file(file)
+    factor = torch.full((len(tensors["lm_head.weight"]), 1), 0.05).bfloat16()
+    factor[::ONE_IN] = 1
+    tensors["lm_head.weight"] *= factor
+    save_file(tensors, file, metadata={"format": "pt"})
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +47,7 @@ def artifact(tmp_path_factory):
         hidden=4096, experts=4, experts_per_token=2, moe_intermediate=128, shared_intermediate=128
     )
     make_tiny_model(root / "model", kind="qwen3_5-moe-mxfp4", echo=True, sizes=sizes)
+    make_choices_clear(root / "model")
     shard_weights(root / "model", root / "artifact", tp=1)
     return root / "artifact"
 

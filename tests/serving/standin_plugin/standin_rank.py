@@ -1,9 +1,8 @@
-"""A second SGLang plugin, for ranks on the CPU engine: which rung they run their expert layers on.
+"""A second SGLang plugin, for ranks on the CPU engine: the rung of their expert layers.
 
-``STANDIN_RUNG=hip`` gives each rank a stand-in HIP runtime and the first rung, so that the code object
-runs in the served model, interpreted. ``STANDIN_RUNG=torch`` has the torch rung round inner values as
-the kernels do. Found by SGLang through the entry point beside this file, with this folder on
-PYTHONPATH.
+``STANDIN_RUNG=hip`` gives each rank a stand-in HIP runtime and the first rung: the code object
+runs in the served model, interpreted. ``STANDIN_RUNG=torch`` has the torch rung round inner values
+as the kernels do. SGLang finds it by the entry point beside it, with this folder on PYTHONPATH.
 """
 
 import multiprocessing
