@@ -1,7 +1,8 @@
-"""Write the pages of docs/ that are generated: hooks.md, commands.md, findings.md."""
+"""Write the pages of docs/ that are generated."""
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 
 from sglang_mi300a import plugin
@@ -18,7 +19,13 @@ def pages() -> dict[str, str]:
         "hooks.md": hooks.markdown(plugin.all_seams()) + "\n",
         "commands.md": commands(),
         "findings.md": known_trouble.page(),
+        "prefix_cache_results.md": _page_beside("prefix_cache_page.py"),
     }
+
+
+def _page_beside(name: str) -> str:
+    page: str = runpy.run_path(str(Path(__file__).with_name(name)))["page"]()
+    return page
 
 
 def commands() -> str:

@@ -143,7 +143,7 @@ def test_the_committed_result_is_the_whole_grid_and_its_bars_have_five_seeds(
         cache_replay.key_of(each): len(each["hit_over_ideal_by_seed"])
         for each in committed["cells"]
     }
-    grids = (cache_replay.BARS_GRID, cache_replay.PUBLISHED_GRID, cache_replay.OVERLAP_GRID)
+    grids = (cache_replay.BARS_GRID, cache_replay.WIDE_GRID, cache_replay.OVERLAP_GRID)
     assert seeds.keys() == {cell for grid in grids for cell in grid}
     assert {seeds[cell] for cell in cache_replay.BARS_GRID} == {5}
     assert committed["seeds"] == list(cache_replay.SEEDS)
