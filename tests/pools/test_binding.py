@@ -4,7 +4,6 @@ import pytest
 
 from sglang_mi300a.pools import binding
 from sglang_mi300a.pools.binding import MemoryPolicy
-from tests.cpu_engine import standin_process
 from tests.pools.unified_memory.machines import unpack_idle
 
 NODE_1 = set(range(24, 48))
@@ -58,37 +57,3 @@ def test_this_process_has_a_memory_policy_and_cpus():
     policy = binding.memory_policy()
     assert policy is None or policy.name in ("default", "preferred", "bind", "interleave", "local")
     assert binding.running_on()
-
-
-STOCK = """
-import ctypes, os, sys
-from types import SimpleNamespace
-from sglang.srt.utils import numa_utils
-
-called = []
-
-class Libnuma:
-    numa_allocate_cpumask = SimpleNamespace()
-    def numa_available(self): return 0
-    def numa_set_preferred(self, node): called.append(("set_preferred", node.value))
-
-numa_utils.get_libnuma = lambda: Libnuma()
-numa_utils._node_cpus = lambda node: set(range(24 * node, 24 * node + 24))
-os.sched_setaffinity = lambda pid, cpus: called.append(("setaffinity", min(cpus), max(cpus)))
-server_args = SimpleNamespace(numa_node=[0, 1, 2, 3])
-for num_allowed in (96, 40, 24):
-    os.sched_getaffinity = lambda pid: set(range(num_allowed))
-    numa_utils.numa_bind_to_node(numa_utils.get_numa_node_if_available(server_args, 1))
-    print(num_allowed, called)
-    called.clear()
-"""
-
-
-def test_stock_passes_the_kernel_the_nodes_cpus_within_the_cpuset():
-    """The seam that this package relies on: --numa-node, in the rank, memory preferred."""
-    done = standin_process.run(STOCK)
-    assert done.stdout.splitlines()[-3:] == [
-        "96 [('setaffinity', 24, 47), ('set_preferred', 1)]",
-        "40 [('setaffinity', 24, 39), ('set_preferred', 1)]",
-        "24 []",
-    ], done.stderr[-2000:]

@@ -149,8 +149,7 @@ class Scheduler:
     """An HTTP server that answers as SGLang's /set_internal_state does."""
 
     def __init__(self, monkeypatch, answer=(True,), status=200):
-        import requests
-
+        requests = pytest.importorskip("requests", reason="needs requests, as SGLang does")
         self.asked = []
 
         def post(url, **request):
@@ -200,13 +199,12 @@ def test_a_server_without_metrics_shows_no_gauges(node):
 
 
 def test_gauges_show_every_apu_and_whether_admissions_are_paused():
-    from prometheus_client import REGISTRY
-
+    metrics = pytest.importorskip("prometheus_client", reason="needs it, as SGLang does")
     gauges = watcher.Gauges()
     gauges.show([Sample(0, 1 * GB, 2 * GB, 3 * GB), Sample(1, 4 * GB, 0, 4 * GB)], paused=True)
 
     def shown(name, **labels):
-        return REGISTRY.get_sample_value(f"sglang_mi300a_{name}", labels)
+        return metrics.REGISTRY.get_sample_value(f"sglang_mi300a_{name}", labels)
 
     assert shown("apu_available_bytes", apu="0") == 3 * GB
     assert shown("apu_free_bytes", apu="1") == 4 * GB
