@@ -416,6 +416,10 @@ class StreamKernel:
 
     def predict(self, routing: Routing, machine: Machine = MACHINE) -> Prediction:
         """Return the time of a launch that fills the device, or has a worker for each item."""
+        start = machine.start_us + machine.us(machine.start_clk)
+        if not routing.units:
+            names = ("issue", "address", "memory", "matrix", "ring")
+            return Prediction(start, {**dict.fromkeys(names, 0.0), "latency": start})
         items = routing.units * self.items_per_unit
         most_workers = machine.num_cus * self.groups_per_cu * self.workers_per_group
         workers = min(most_workers, items)
@@ -435,7 +439,6 @@ class StreamKernel:
         matrix = rounds * self.item.matrix * MATRIX_CLK / SIMDS
         total = machine.overlapped((issue + address, memory, matrix, ring))
         drains = (switches / workers_of_cu - 1) * machine.switch_clk
-        start = machine.start_us + machine.us(machine.start_clk)
         return Prediction(
             machine.us(total + drains) + start,
             {

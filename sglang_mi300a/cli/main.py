@@ -39,7 +39,9 @@ COMMANDS = (
     Command("serve", "serve", "start SGLang with a preset (or print how, with --dry-run)"),
     Command("presets", "presets", "what each preset sets, and why"),
     Command("hooks", "hooks", "what is put into SGLang, and whether it fits a given SGLang"),
-    Command("kernels", "kernels", "the compiled gfx942 kernels, and whether they are right here"),
+    Command(
+        "kernels", "kernels", "the compiled gfx942 kernels: what they are, right or not, how fast"
+    ),
     Command("report", "report", "one file that tells others how it fares on this machine"),
     Command("tiny-model", "tiny_model", "make a tiny checkpoint of the same architecture"),
     Command("cpu-engine", "cpu_engine", "what SGLang's CPU engine needs, for a laptop"),

@@ -3,12 +3,17 @@
     sglang-mi300a tune gemm --model S --dry-run        the plan and its minutes; no GPU needed
     sglang-mi300a tune gemm --model S                  every dense product of preset tuned
     sglang-mi300a tune gemm --model S --apply          and use the table from the next start on
+    sglang-mi300a tune moe --dry-run                   tiles and grids of the expert layer
+    sglang-mi300a tune moe                             and use what is fastest from then on
 
 Each weight shape is tuned in a process of its own on each device: a candidate that crashes costs
 the product under way and no more. Every winner is verified on an output that was NaN before, and
 timed beside stock's choice in a captured graph over cold weights; what is not faster is left out.
 Results are kept as they come: run the command again to go on after Ctrl-C, a crash, or with another
 preset, and only what is missing is tuned. Nothing else should run on the devices meanwhile.
+
+`tune moe` times every tile and grid of the expert kernels beside the rung that would serve without
+them. Its table comes before the shipped one, whose rows are predictions.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from sglang_mi300a import device as devices
 from sglang_mi300a import settings
 from sglang_mi300a.cli import gemm as gemm_command
 from sglang_mi300a.cli import tables as tables_command
+from sglang_mi300a.cli import tune_moe
 from sglang_mi300a.errors import EXIT_OK, UserError
 from sglang_mi300a.gemm import staging, tuned_table, tuning_plan
 from sglang_mi300a.gemm.shape_grid import ShapeGrid, folded
@@ -45,10 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--apply", action="store_true", help="use the table from the next start on")
     add("--dry-run", action="store_true", help="the plan and its minutes")
     add("--quiet", action="store_true", help="no progress bar")
+    tune_moe.add_arguments(kinds.add_parser("moe", help="tile and grid of the expert layer"))
 
 
 def run(args: argparse.Namespace) -> int:
     """Tune, or say what would be tuned."""
+    if args.kind == "moe":
+        return tune_moe.run(args)
     grid = gemm_command.grid_asked_for(args)
     if args.samples < 3:
         raise UserError("--samples", found=str(args.samples), allowed="3 or more", do="pass 30")

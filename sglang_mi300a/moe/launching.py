@@ -21,7 +21,7 @@ from sglang_mi300a.moe.kernels.signatures import signature
 from sglang_mi300a.moe.kernels.steps import Layer, Step
 from sglang_mi300a.moe.kernels.workspace import places
 
-_DTYPES = {
+DTYPES = {
     steps.WORK: torch.int32,
     steps.TOKENS: torch.int32,
     steps.PAIR_ROWS: torch.int32,
@@ -139,7 +139,7 @@ def _run(
         if given is not None and given.device != device:
             raise _refused(name, f"a tensor on {given.device}", f"on {device}, like the tokens")
     for name, place in _places(layer).items():
-        scratch = workspace[place.start : place.stop].view(_DTYPES[name])
+        scratch = workspace[place.start : place.stop].view(DTYPES[name])
         buffers[name] = scratch.view_as(hidden) if name == steps.SCALED else scratch
     for step in launches:
         launch(step, buffers, device)

@@ -111,6 +111,8 @@ def test_a_launch_of_nothing_much_costs_its_start():
     routing = cost_model.counted_routing(1, 16, [1])
     start = MACHINE.start_us + MACHINE.us(MACHINE.start_clk)
     assert start < STREAM.predict(routing).us < 2 * start + 3
+    nothing = STREAM.predict(cost_model.counted_routing(1, 16, [0]))
+    assert (nothing.us, nothing.binds) == (start, "latency")
 
 
 def test_the_band_is_the_overlap_exponents():

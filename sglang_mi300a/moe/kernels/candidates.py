@@ -55,19 +55,29 @@ def row(
     shape: Shape,
     weights: str,
     num_tokens: int,
-    gate_up: StageCandidate,
-    down: StageCandidate,
     *,
+    tile: int,
+    groups: tuple[int, int],
     basis: str,
     us: float,
     stock_us: float | None,
 ) -> dict[str, Cell]:
-    """Return a row; times in microseconds, of both stages together."""
+    """Return a row.
+
+    Args:
+        shape: How the layer is cut.
+        weights: Format.
+        num_tokens: M.
+        tile: Rows of a unit.
+        groups: Workgroups a compute unit of both stages.
+        basis: ``model`` or ``measured``.
+        us: Both stages together, without sorting and the slot sum.
+        stock_us: The whole layer on the rung below, where it was measured.
+    """
     cells: dict[str, Cell] = dict(zip(KEY, key(shape, weights, num_tokens), strict=True))
     cells["shape"] = shape.name
-    cells["tile"] = gate_up.kernel.token_tile
-    cells["gate_up_groups"] = gate_up.groups
-    cells["down_groups"] = down.groups
+    cells["tile"] = tile
+    cells["gate_up_groups"], cells["down_groups"] = groups
     cells["basis"] = basis
     cells["us"] = round(us, 1)
     cells["stock_us"] = None if stock_us is None else round(stock_us, 1)
@@ -123,4 +133,13 @@ def _fastest(
             best = (us, stages[0][1], stages[1][1])
     assert best is not None
     us, gate_up, down = best
-    return row(shape, weights, num_tokens, gate_up, down, basis="model", us=us, stock_us=None)
+    return row(
+        shape,
+        weights,
+        num_tokens,
+        tile=gate_up.kernel.token_tile,
+        groups=(gate_up.groups, down.groups),
+        basis="model",
+        us=us,
+        stock_us=None,
+    )
