@@ -29,6 +29,7 @@ def look(record: settings.Resolved) -> None:
         import torch
 
         said = check(torch.cuda.tunable, record, torch.cuda.current_device())
+        boot_report.add_fact("gemm_table", said)
         print(f"sglang-mi300a: {said}", file=sys.stderr, flush=True)
 
 

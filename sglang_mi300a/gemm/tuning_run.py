@@ -48,6 +48,7 @@ class Child:
             stderr=subprocess.PIPE,
             text=True,
             env=dict(how.environment_on(ordinal)),
+            start_new_session=True,  # Ctrl-C is for the parent: a child it ended looks crashed
         )
         assert self._process.stdin is not None
         self._errors: list[str] = []

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-from sglang_mi300a import settings
+from sglang_mi300a import boot_report, settings
 from sglang_mi300a.errors import UserError
-from sglang_mi300a.gemm import hooks, padding, rank_check, staging
+from sglang_mi300a.gemm import hooks, live_stack, padding, rank_check, staging
 from sglang_mi300a.gemm.padding import RowPadding
 from sglang_mi300a.gemm.shape_grid import Cell
 from tests.gemm.sample_tables import ROWS, table
@@ -154,3 +154,27 @@ def test_a_bucket_where_stock_is_as_fast_is_a_bucket_too(tmp_path):
     weight = torch.zeros((512, 4096))
     assert padding.from_record(tuned).rows_for(torch.zeros((20, 4096)), weight) == 32
     assert Cell(512, 4096, 32) not in ROWS
+
+
+def test_before_the_first_weight_a_rank_runs_a_product_checks_its_table_and_reports(
+    tmp_path, monkeypatch, capsys, rows
+):
+    applied = staging.apply(table(), tmp_path / "tables", 4)
+    ran = []
+    monkeypatch.setattr(live_stack, "run_first_product", lambda: ran.append(True))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "tunable", TunableOpOf29(applied.environment(), 2))
+    rank_check.look(record_of(applied))
+    assert ran == [True]
+    assert "gemm table on device 2: 3 rows loaded" in capsys.readouterr().err
+    assert "device 2" in boot_report.facts()["gemm_table"]
+    assert boot_report.facts()["gemm"] is rows.report
+
+
+def test_without_a_table_a_rank_still_runs_a_product_before_any_capture(monkeypatch, rows):
+    ran = []
+    monkeypatch.setattr(live_stack, "run_first_product", lambda: ran.append(True))
+    rank_check.look(dataclasses.replace(RECORD, gemm=padding.as_record({}, None)))
+    assert ran == [True]
+    rank_check.look(dataclasses.replace(RECORD, device="cpu", gemm=padding.as_record({}, None)))
+    assert ran == [True]

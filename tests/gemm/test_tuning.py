@@ -2,8 +2,12 @@
 
 import dataclasses
 import math
+import os
 import re
+import signal
+import subprocess
 import sys
+import time
 
 import pytest
 
@@ -93,6 +97,37 @@ def test_a_candidate_that_never_ends_is_given_up(how, tmp_path):
     run = TuningRun(how(), record, samples=3, done=seen.append, stuck_s=8.0)
     run.over([tuning_plan.Batch(8, 16, (14, 16))], [0])
     assert [(one.m, one.outcome) for one in seen] == [(14, "stuck"), (16, "won")]
+
+
+INTERRUPTED = """
+import sys
+from pathlib import Path
+from sglang_mi300a import settings
+from sglang_mi300a.gemm.tuning_plan import Batch
+from sglang_mi300a.gemm.tuning_record import TuningRecord
+from sglang_mi300a.gemm.tuning_run import ChildCommand, TuningRun
+started, record = sys.argv[1:]
+command = [sys.executable, "-m", "tests.gemm.standin_tune_child", started]
+how = ChildCommand(command, lambda n: settings.child_environment({"HIP_VISIBLE_DEVICES": "0"}))
+run = TuningRun(how, TuningRecord(Path(record)), samples=3, done=lambda _: None)
+run.over([Batch(8, 16, (12, 14))], [0])
+"""
+
+
+def test_ctrl_c_keeps_what_is_done_and_blames_no_candidate(started, tmp_path):
+    record = tmp_path / "r.jsonl"
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, str(started), str(record)],
+        env={**os.environ, "PYTHONPATH": str(repository.ROOT)},
+        stderr=subprocess.PIPE,
+    )
+    while not (started.is_file() and " 14 " in started.read_text()):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert b"KeyboardInterrupt" in errors
+    assert [(one.m, one.outcome) for one in TuningRecord(record).results.values()] == [(12, "won")]
 
 
 def test_a_machine_on_which_no_process_starts_is_refused_with_its_error(how):
