@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import sys
+import time
 
 from sglang_mi300a import device as devices
 from sglang_mi300a import settings
@@ -30,7 +31,7 @@ from sglang_mi300a.cli import tune_moe
 from sglang_mi300a.errors import EXIT_OK, UserError
 from sglang_mi300a.gemm import staging, tuned_table, tuning_plan
 from sglang_mi300a.gemm.shape_grid import ShapeGrid, folded
-from sglang_mi300a.gemm.tuning_record import Machine, TuningRecord
+from sglang_mi300a.gemm.tuning_record import Machine, Measured, TuningRecord
 from sglang_mi300a.gemm.tuning_run import ChildCommand, TuningRun, ask_machine
 from sglang_mi300a.tables import Table
 from sglang_mi300a.weights.progress_bar import ProgressBar
@@ -134,10 +135,41 @@ def tune(
         f"{len(left)} of {grid.num_cells} products to tune on {len(ordinals)} devices "
         f"({machine.device['name']}), about {minutes} minutes; results so far: {record.path}"
     )
+    batches = tuning_plan.batches_of(left)
     with ProgressBar("tuning", len(left), wanted=progress, unit=" products") as bar:
-        counted = TuningRun(how, record, samples=samples, done=lambda _: bar.advance(1))
-        counted.over(tuning_plan.batches_of(left), ordinals)
+        lines = Lines(len(left), wanted=progress is None and not sys.stderr.isatty())
+
+        def count(_: Measured) -> None:
+            bar.advance(1)
+            lines.advance()
+
+        TuningRun(how, record, samples=samples, done=count).over(batches, ordinals)
     return _finish(record, machine)
+
+
+class Lines:
+    """Progress as lines on stderr, twenty in all, for the log of a batch job.
+
+    Args:
+        total: Products to come.
+        wanted: Print them, or not.
+    """
+
+    def __init__(self, total: int, *, wanted: bool) -> None:
+        self._total, self._wanted, self._done = total, wanted, 0
+        self._began_s = time.monotonic()
+
+    def advance(self) -> None:
+        """Count a product."""
+        self._done += 1
+        if self._wanted and self._done * 20 // self._total > (self._done - 1) * 20 // self._total:
+            each_s = (time.monotonic() - self._began_s) / self._done
+            left = (self._total - self._done) * each_s / 60
+            print(
+                f"tuning: {self._done} of {self._total} products, {left:.0f} minutes left",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def _finish(record: TuningRecord, machine: Machine) -> Table | None:

@@ -99,6 +99,20 @@ def test_a_candidate_that_never_ends_is_given_up(how, tmp_path):
     assert [(one.m, one.outcome) for one in seen] == [(14, "stuck"), (16, "won")]
 
 
+def test_where_there_is_no_terminal_progress_is_a_line_at_each_twentieth(how, capsys):
+    lines = tune.Lines(100, wanted=True)
+    for _ in range(100):
+        lines.advance()
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 20
+    assert said[0].startswith("tuning: 5 of 100 products, ")
+    assert said[-1] == "tuning: 100 of 100 products, 0 minutes left"
+    tune.tune(grid([16]), [0], how=how(), progress=False)
+    assert capsys.readouterr().err == ""
+    tune.tune(grid([18]), [0], how=how())
+    assert "tuning: 2 of 2 products" in capsys.readouterr().err
+
+
 INTERRUPTED = """
 import sys
 from pathlib import Path
