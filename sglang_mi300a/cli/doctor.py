@@ -76,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
         }
         print(json.dumps(body, indent=1))
     else:
-        print(in_words(seen, found, done, paths))
+        said = done or ["nothing: what was found is not safe to put right by itself"]
+        print(in_words(seen, found, said if args.fix else [], paths))
     return EXIT_JUDGED_AGAINST if findings.is_against(found) else EXIT_OK
 
 

@@ -77,6 +77,15 @@ def masks(shell: Mapping[str, str]) -> list[tuple[str, list[int]]]:
     return [(name, numbers) for name, numbers in found if numbers is not None]
 
 
+def visible(shell: Mapping[str, str], num_devices: int) -> list[int] | None:
+    """Return which devices the masks leave, by the driver's order; None: all."""
+    left: list[int] | None = None
+    for _, numbers in masks(shell):
+        pool = list(range(num_devices)) if left is None else left
+        left = [pool[number] for number in numbers if number < len(pool)]
+    return left
+
+
 def mask(text: str | None) -> list[int] | None:
     """Return the device numbers of a mask, up to the first that is none (``-1``: no device).
 

@@ -417,6 +417,7 @@ class Facts:
         ports: Whether each asked port is free, by number as text.
         environment: Variables that matter, by name; paths in them are left out.
         places: Folders, by what they are for.
+        failures: What could not be looked at, by topic, with the error.
     """
 
     tp: int = 4
@@ -434,3 +435,4 @@ class Facts:
     model: Model | None = None
     ports: dict[str, bool] = field(default_factory=dict)
     trials: Trials = field(default_factory=Trials)
+    failures: dict[str, str] = field(default_factory=dict)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import getpass
 import importlib.util
+import os
 import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from sglang_mi300a import artifact_manifest, device, settings
 from sglang_mi300a.cli import launch
-from sglang_mi300a.cli.plan import visible_devices
 from sglang_mi300a.doctor import (
     build_locks,
     devices,
@@ -25,9 +27,24 @@ from sglang_mi300a.doctor import (
     trials,
     tuned_tables,
 )
-from sglang_mi300a.doctor.facts import Facts, Model
+from sglang_mi300a.doctor.facts import (
+    Cpus,
+    Devices,
+    Facts,
+    JitCache,
+    Limits,
+    Machine,
+    Memory,
+    Model,
+    Place,
+    Software,
+    Tables,
+    Trials,
+)
 from sglang_mi300a.errors import UserError
 from sglang_mi300a.kernel_cache import aiter_locks, launch_copy
+
+Found = TypeVar("Found")
 
 DEFAULT_TP = 4
 DEFAULT_PORT = 30000
@@ -56,41 +73,66 @@ class Question:
 
 
 def facts(question: Question) -> tuple[Facts, dict[str, Path]]:
-    """Return what was seen, and the real paths of its places."""
-    root = question.root
+    """Return what was seen, and the real paths of its places.
+
+    What cannot be looked at is told in the facts and keeps nothing else from being looked at.
+    """
+    root, shell = question.root, environment.gather()
     tp = question.tp or _tp_of(question.model)
-    found = device.accelerators(root / "sys")
-    visible = visible_devices(
-        settings.get("ROCR_VISIBLE_DEVICES"),
-        settings.get("HIP_VISIBLE_DEVICES") or settings.get("CUDA_VISIBLE_DEVICES"),
-    )
-    num_visible = len(found) if visible is None else len([n for n in visible if n < len(found)])
+    failures: dict[str, str] = {}
+
+    def tried(topic: str, look: Callable[[], Found], otherwise: Found) -> Found:
+        try:
+            return look()
+        except Exception as error:
+            failures[topic] = f"{type(error).__name__}: {error}"
+            return otherwise
+
+    found = tried("accelerators", lambda: device.accelerators(root / "sys"), [])
+    visible = environment.visible(shell, len(found))
+    num_visible = len(found) if visible is None else len(visible)
     paths = _paths(question.model)
+    folders = [paths[name] for name in ("jit-cache", "aiter-configs", "torch-extensions")]
     stores = (settings.kernel_cache_dir(), launch_copy.kept_store(settings.local_dir()).root)
+    one = found[0] if found else None
     seen = Facts(
         tp=tp,
-        machine=machine.machine(root),
-        software=software.gather(root),
-        devices=devices.gather(root),
-        memory=memory.gather(root, visible=visible, num_ranks=tp),
-        cpus=machine.cpus(root),
-        limits=machine.limits(root),
-        environment=environment.gather(),
-        places=places.gather(paths, root),
-        jit=build_locks.compiled(paths["jit-cache"], stores),
-        locks=build_locks.gather(
-            paths["jit-cache"], paths["aiter-configs"], paths["torch-extensions"]
+        machine=tried("machine", lambda: machine.machine(root), Machine()),
+        software=tried("software", lambda: software.gather(root), Software()),
+        devices=tried("devices", lambda: devices.gather(root), Devices()),
+        memory=tried(
+            "memory", lambda: memory.gather(root, visible=visible, num_ranks=tp), Memory()
         ),
-        tables=tuned_tables.gather(
-            num_visible or tp, paths["state"] / "tables", found[0] if found else None
+        cpus=tried("cpus", lambda: machine.cpus(root), Cpus()),
+        limits=tried("limits", lambda: machine.limits(root), Limits()),
+        environment=shell,
+        places={
+            name: place
+            for name, path in paths.items()
+            for place in tried(f"place {name}", partial(_place, name, path, root), [])
+        },
+        jit=tried("jit", lambda: build_locks.compiled(folders[0], stores), JitCache()),
+        locks=tried("locks", lambda: build_locks.gather(*folders), ()),
+        tables=tried(
+            "tables",
+            lambda: tuned_tables.gather(num_visible or tp, paths["state"] / "tables", one),
+            Tables(),
         ),
-        model=_model(question, tp, visible, has_devices=bool(found)),
+        model=tried("model", lambda: _model(question, tp, visible, has_devices=bool(found)), None),
         ports={str(port): _is_free(port) for port in question.ports},
-        trials=trials.gather(
-            has_devices=bool(found), torch_folder=_package("torch"), deep=question.deep
+        trials=tried(
+            "trials",
+            lambda: trials.gather(
+                has_devices=bool(found), torch_folder=_package("torch"), deep=question.deep
+            ),
+            Trials(),
         ),
     )
-    return seen, paths
+    return replace(seen, failures=failures), paths
+
+
+def _place(name: str, path: Path, root: Path) -> list[Place]:
+    return list(places.gather({name: path}, root).values())
 
 
 def _model(
@@ -108,10 +150,21 @@ def _model(
 def private_words(paths: dict[str, Path]) -> list[str]:
     """Return what must not be in a record: names of user, host and home, and parts of paths."""
     host = socket.gethostname()
-    words = {getpass.getuser(), host, host.split(".")[0], Path.home().name}
+    words = {_user(), host, host.split(".")[0], _home().name}
     if "model" in paths:
         words.add(paths["model"].name)
     return sorted(words - {"", "root", "localhost"})
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container in which this user has no name
+        return ""
+
+
+def _home() -> Path:
+    return Path(os.path.expanduser("~"))
 
 
 def _tp_of(path: Path | None) -> int:
@@ -138,7 +191,7 @@ def _package(name: str) -> Path | None:
 
 
 def _paths(model_path: Path | None) -> dict[str, Path]:
-    home = Path.home()
+    home = _home()
     found = {
         "aiter-configs": aiter_locks.CONFIG_DIR,
         "jit-cache": _given("AITER_JIT_DIR") or _aiter_jit(home),

@@ -20,10 +20,9 @@ def of_our_kind(facts: Facts) -> list[Device]:
 
 def visible(facts: Facts) -> int:
     """Return how many devices the masks leave."""
-    left = len(facts.devices.found)
-    for _, chosen in environment.masks(facts.environment):
-        left = sum(1 for number in chosen if number < left)
-    return left
+    there = len(facts.devices.found)
+    left = environment.visible(facts.environment, there)
+    return there if left is None else len(left)
 
 
 @judge(

@@ -262,6 +262,18 @@ def sglang_on_a_network_file_system(facts: Facts) -> Iterator[Seen]:
 
 
 @judge(
+    "risks",
+    why="what doctor could not look at may be what ends the server",
+    cure="sglang-mi300a doctor --record FILE, and send the file: doctor itself is at fault",
+    anywhere=True,
+)
+def not_looked_at(facts: Facts) -> Iterator[Seen]:
+    """Judge that doctor could look at everything."""
+    for topic, error in facts.failures.items():
+        yield Seen(f"{topic}: {error}")
+
+
+@judge(
     "note",
     why="--numa-node starts ranks through a shell command that does not quote the interpreter",
     cure="leave --numa-node out, or make the environment where no folder has a space in its name",

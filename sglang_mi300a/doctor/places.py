@@ -33,19 +33,19 @@ def gather(paths: Mapping[str, Path], root: Path = Path("/")) -> dict[str, Place
 
 def _place(path: Path, mounts: Path) -> Place:
     there = path
-    while not there.exists() and there != there.parent:
+    while not os.path.exists(there) and there != there.parent:  # or closed to this user
         there = there.parent
     there = there if there.is_dir() else there.parent
     usage = os.statvfs(there)
     writable, skew = _try_write(there)
     return Place(
-        exists=path.exists(),
+        exists=os.path.exists(path),
         file_system=local_disk.kind_of_filesystem(there, mounts) if mounts.is_file() else "",
         free_bytes=usage.f_bavail * usage.f_frsize,
         total_bytes=usage.f_blocks * usage.f_frsize,
         writable=writable,
         executable=not usage.f_flag & os.ST_NOEXEC,
-        num_unreadable=_num_unreadable(path) if path.is_dir() else 0,
+        num_unreadable=_num_unreadable(path) if os.path.isdir(path) else 0,
         has_bracket=bool({"[", "]"} & set(str(path))),
         clock_skew_s=skew,
     )

@@ -72,7 +72,7 @@ def put(data: Any, path: str, value: Any) -> None:
     *before, last = steps(path)
     for step in before:
         data = data[step]
-    if value is None and path.startswith(("environment.", "tables.tunable")):
+    if value is None and path.startswith(("environment.", "failures.", "tables.tunable")):
         data.pop(last, None)
     else:
         data[last] = value

@@ -1,11 +1,12 @@
 """``sglang-mi300a doctor``: its words, its exit codes, and what it leaves alone."""
 
+import getpass
 import json
 
 import pytest
 
 from sglang_mi300a.cli.main import main
-from sglang_mi300a.doctor import fixing, record
+from sglang_mi300a.doctor import fixing, memory, record
 from sglang_mi300a.doctor.judging import Finding
 from tests import repository
 from tests.doctor import recorded
@@ -95,6 +96,18 @@ def test_a_record_that_cannot_be_written_ends_with_2(capsys, tmp_path):
     assert "not writable" in capsys.readouterr().err
 
 
+def test_what_cannot_be_looked_at_is_told_and_stops_nothing_else(capsys, monkeypatch):
+    def broken(*arguments, **options):
+        raise ValueError("an unknown line")
+
+    monkeypatch.setattr(memory, "gather", broken)
+    monkeypatch.setattr(getpass, "getuser", lambda: {}["nobody"])
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "RISKS   not-looked-at\n    seen  memory: ValueError: an unknown line" in out
+    assert "BREAKS  no-gfx942" in out
+
+
 def finding(name):
     return Finding(name, "risks", "seen", "why", "cure", "docs")
 
@@ -107,6 +120,11 @@ def test_fixing_does_only_what_is_safe_and_says_so(tmp_path):
         f"dropped the page cache of 1 files below {tmp_path}",
     ]
     assert (tmp_path / "weights.safetensors").read_bytes() == b"0" * 4096
+
+
+def test_where_nothing_can_be_fixed_that_is_said(capsys):
+    assert main(["doctor", "--fix"]) == 1
+    assert "fixed: nothing: what was found is not safe" in capsys.readouterr().out
 
 
 def test_fixing_leaves_locks_tables_and_everything_else_alone(tmp_path):

@@ -145,6 +145,14 @@ def test_of_hips_masks_the_first_that_is_set_counts():
     ]
 
 
+def test_masks_leave_devices_by_the_drivers_order():
+    assert environment.visible({}, 4) is None
+    assert environment.visible({"ROCR_VISIBLE_DEVICES": "3,1"}, 4) == [3, 1]
+    shell = {"ROCR_VISIBLE_DEVICES": "2,3", "HIP_VISIBLE_DEVICES": "1,2"}
+    assert environment.visible(shell, 4) == [3]
+    assert environment.visible({"HIP_VISIBLE_DEVICES": "-1"}, 4) == []
+
+
 def test_two_spellings_of_one_mask_do_not_stack():
     both = {"HIP_VISIBLE_DEVICES": "2,3", "CUDA_VISIBLE_DEVICES": "2,3"}
     facts = replace(recorded.healthy(), environment=both, tp=2)

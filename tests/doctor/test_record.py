@@ -17,6 +17,10 @@ def test_a_record_is_read_back_as_it_was():
     assert record.parse(record.render(facts), "here") == facts
 
 
+def test_the_healthy_record_has_every_field():
+    assert record.render(recorded.healthy()) == recorded.HEALTHY.read_text()
+
+
 def test_a_record_of_a_future_version_is_refused():
     data = {**recorded.healthy_data(), "schema": 2}
     with pytest.raises(UserError, match="found schema 2; supported: schema 1") as refused:
