@@ -43,6 +43,10 @@ that of its own accelerators. For tests and rehearsals, refused on an accelerato
 ALLOW_UNTUNED = "SGLANG_MI300A_ALLOW_UNTUNED"
 """``1``: serve with stock's choices of dense products where the applied table does not fit."""
 
+DENSE_KERNELS = "SGLANG_MI300A_DENSE_KERNELS"
+"""``library`` leaves dense products of few tokens to the library; default ``own``: our kernels,
+where no applied table says otherwise."""
+
 ACCUMULATE = "SGLANG_MI300A_ACCUMULATE"
 """``TOKENS/PASSES``: prompts wait for so many new tokens in the queue, or so many passes; ``0``:
 they do not wait."""
@@ -184,6 +188,15 @@ def shared_expert() -> str:
         UserError: The environment says something else.
     """
     return _choice(SHARED_EXPERT, ("together", "apart"))
+
+
+def dense_kernels() -> str:
+    """Return whose kernels make dense products of few tokens: ``own`` or ``library``.
+
+    Raises:
+        UserError: The environment says something else.
+    """
+    return _choice(DENSE_KERNELS, ("own", "library"))
 
 
 def resolved() -> Resolved | None:

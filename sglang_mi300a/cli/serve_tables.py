@@ -10,6 +10,7 @@ from sglang_mi300a import settings
 from sglang_mi300a.cli import gemm_grid, tables
 from sglang_mi300a.errors import UserError
 from sglang_mi300a.gemm import live_stack, padding, stack_fit, staging, tuned_table
+from sglang_mi300a.gemm.kernels.catalogue import MAX_TOKENS
 from sglang_mi300a.gemm.shape_grid import ShapeGrid
 from sglang_mi300a.gemm.staging import Applied
 from sglang_mi300a.gemm.tuning_plan import minutes_for
@@ -59,6 +60,7 @@ def prepare(
     rows = {(product.n, product.k): product.m for product in grid.products}
     if on_cpu:
         return Prepared(padding.as_record(rows, None))
+    kernels = settings.dense_kernels()
     try:
         applied = staging.current(tables.root())
         if applied is not None:
@@ -66,11 +68,16 @@ def prepare(
     except UserError as error:
         if not settings.allow_untuned():
             raise
-        return Prepared(padding.as_record(rows, None), said=(f"serving untuned: {error}",))
+        record = padding.as_record(rows, None, kernels=kernels)
+        return Prepared(record, said=(f"serving untuned: {error}",))
     if applied is None:
-        return Prepared(padding.as_record(rows, None), said=_untuned(grid))
+        return Prepared(
+            padding.as_record(rows, None, kernels=kernels), said=_untuned(grid, kernels)
+        )
     return Prepared(
-        padding.as_record(rows, applied.directory, allow_untuned=settings.allow_untuned()),
+        padding.as_record(
+            rows, applied.directory, allow_untuned=settings.allow_untuned(), kernels=kernels
+        ),
         applied.environment(),
         _covered(applied, grid),
     )
@@ -96,10 +103,12 @@ def _check(applied: Applied, tp: int) -> None:
         )
 
 
-def _untuned(grid: ShapeGrid) -> tuple[str, ...]:
+def _untuned(grid: ShapeGrid, kernels: str) -> tuple[str, ...]:
     minutes = minutes_for(grid.num_cells, grid.tp)
+    ours = sum(cell.m <= MAX_TOKENS for cell in grid.cells()) if kernels == "own" else 0
     return (
-        f"no gemm table: stock's own choices serve all {grid.num_cells} dense products; {_BROUGHT}",
+        f"no gemm table: our kernels serve {ours} of {grid.num_cells} dense products, those of at "
+        f"most {MAX_TOKENS} tokens, stock's own choices the rest; {_BROUGHT}",
         f"`sglang-mi300a tune gemm` makes one in about {minutes} minutes on {grid.tp} devices",
     )
 

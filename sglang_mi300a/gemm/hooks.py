@@ -1,4 +1,4 @@
-"""What the gemm room puts into SGLang: rows padded to tuned ones, in front of each dense product.
+"""What the gemm room puts into SGLang: its own kernels, and rows padded to tuned ones.
 
 The tables themselves need no hook: TunableOp and AITER read them where environment variables say.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_mi300a.gemm import padding
+from sglang_mi300a.gemm import own_products, padding
 from sglang_mi300a.hooking import AnySeam, Hook, Reliance
 
 _ARGS = "sglang.srt.server_args.ServerArgs"
@@ -16,6 +16,9 @@ _REMOVE_WHEN = "SGLang pads prefill to tuned row counts, or tables of any row co
 
 
 def _linear(original: Any, self: Any, layer: Any, x: Any, bias: Any = None) -> Any:
+    made = padding.by_our_kernels(x, getattr(layer, "weight", None), bias)
+    if made is not None:
+        return made
     rows = padding.of_this_process().rows_for(x, getattr(layer, "weight", None), bias)
     if rows <= x.shape[0]:
         return original(self, layer, x, bias)
@@ -26,6 +29,11 @@ def _lm_head(
     original: Any, self: Any, hidden_states: Any, lm_head: Any, embedding_bias: Any = None
 ) -> Any:
     weight, count = getattr(lm_head, "weight", None), hidden_states.shape[0]
+    is_plain = not self.use_fp32_lm_head and not hasattr(lm_head, "set_lora")
+    if is_plain and self.rl_on_policy_target is None:
+        made = padding.by_our_kernels(hidden_states, weight, embedding_bias)
+        if made is not None:
+            return made
     rows = padding.of_this_process().rows_for(hidden_states, weight, embedding_bias)
     if rows <= count:
         return original(self, hidden_states, lm_head, embedding_bias)
@@ -37,6 +45,10 @@ def _mtp_projection(_: Any, self: Any, *__: Any, **___: Any) -> None:
     padding.pad_module(self.fc)
 
 
+def _input_projections(_: Any, self: Any, *__: Any, **___: Any) -> None:
+    own_products.of_this_process().pair(self.in_proj_qkvz.weight, self.in_proj_ba.weight)
+
+
 HOOKS: tuple[AnySeam, ...] = (
     Hook(
         name="gemm.linear",
@@ -46,8 +58,8 @@ HOOKS: tuple[AnySeam, ...] = (
         needs=("self", "layer", "x", "bias"),
         required=False,
         reached_by="prefill",
-        why="prefill has any row count, and one without a tuned solution runs up to four times "
-        "slower; no option of SGLang pads it",
+        why="small batches run on our kernels; prefill has any row count, and one without a tuned "
+        "solution runs up to four times slower; no option of SGLang changes either",
         remove_when=_REMOVE_WHEN,
     ),
     Hook(
@@ -72,6 +84,26 @@ HOOKS: tuple[AnySeam, ...] = (
         reached_by="load",
         why="the draft's first projection is a torch.nn.Linear, past the linear layers' method",
         remove_when=_REMOVE_WHEN,
+    ),
+    Hook(
+        name="gemm.input_projections",
+        target="sglang.srt.models.qwen3_5.Qwen3_5GatedDeltaNet.__init__",
+        kind="after",
+        call=_input_projections,
+        needs=("self",),
+        required=False,
+        device="gfx942",
+        reached_by="load",
+        why="a linear attention's two projections have one input, and are one launch of our kernel",
+        remove_when="SGLang projects with one matrix",
+    ),
+    Reliance(
+        name="gemm.input_projections_forward",
+        target="sglang.srt.models.qwen3_5.Qwen3_5GatedDeltaNet._forward_input_proj",
+        required=False,
+        device="gfx942",
+        why="it makes the second projection right after the first, of the same tensor",
+        remove_when="SGLang projects with one matrix",
     ),
     Reliance(
         name="gemm.decode_batch_sizes",

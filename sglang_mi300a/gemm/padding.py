@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_mi300a import settings
-from sglang_mi300a.gemm import staging, tuned_table
+from sglang_mi300a.gemm import own_products, staging, tuned_table
 from sglang_mi300a.gemm.row_counts import STEP, bucket_for
 
 Shape = tuple[int, int]
@@ -59,14 +59,15 @@ class RowPadding:
         rows = bucket_for(m, self._buckets.get(n_k, ()))
         rows = rows if m and rows - m < STEP else m
         self.report["padded"] += rows > m
-        self._remember(n_k, rows)
+        self.remember(n_k, rows)
         return rows
 
     def pad_nothing(self) -> None:
         """Leave every product as it is from now on."""
         self._buckets = {}
 
-    def _remember(self, shape: tuple[Any, ...], rows: int) -> None:
+    def remember(self, shape: tuple[Any, ...], rows: int) -> None:
+        """Note in the report that a product of a weight's shape ran with so many rows."""
         if (shape, rows) in self._known:  # one look-up a call, once a server is warm
             return
         self._known.add((shape, rows))
@@ -79,6 +80,20 @@ class RowPadding:
                 outside.append(f"{name}x{rows}")
 
 
+def by_our_kernels(x: Any, weight: Any, bias: Any) -> Any:
+    """Return a product that our kernels made, and remember it; None where they make none.
+
+    Args:
+        x: Input, [M, K].
+        weight: Weight, [N, K].
+        bias: Of the product, or None.
+    """
+    made = own_products.of_this_process().product(x, weight, bias)
+    if made is not None:
+        of_this_process().remember(tuple(weight.shape), int(x.shape[0]))
+    return made
+
+
 def padded(x: Any, rows: int) -> Any:
     """Return ``x`` with zero rows added below, ``[rows, K]``."""
     if rows <= x.shape[0]:
@@ -89,11 +104,14 @@ def padded(x: Any, rows: int) -> Any:
 
 
 def pad_module(linear: Any) -> None:
-    """Make a ``torch.nn.Linear`` pad its input and cut its output from now on."""
+    """Let a ``torch.nn.Linear`` run on our kernels, or padded to tuned rows, from now on."""
 
     original = linear.forward
 
     def forward(x: Any) -> Any:
+        made = by_our_kernels(x, linear.weight, linear.bias)
+        if made is not None:
+            return made
         rows = of_this_process().rows_for(x, linear.weight, linear.bias)
         return original(padded(x, rows))[: x.shape[0]] if rows else original(x)
 
@@ -116,7 +134,11 @@ def from_record(record: settings.Resolved | None) -> RowPadding:
 
 
 def as_record(
-    grid: Mapping[Shape, Sequence[int]], table: Path | None, *, allow_untuned: bool = False
+    grid: Mapping[Shape, Sequence[int]],
+    table: Path | None,
+    *,
+    allow_untuned: bool = False,
+    kernels: str = "library",
 ) -> dict[str, Any]:
     """Return what ranks need to know, as plain JSON values; see :func:`from_record`.
 
@@ -124,11 +146,14 @@ def as_record(
         grid: Row counts by (N, K).
         table: Directory of the applied table, or None.
         allow_untuned: Whether a rank may serve although its software is not the table's.
+        kernels: ``own``: products of few tokens run on our kernels where the table has nothing
+            else to say.
     """
     return {
         "grid": {f"{n}x{k}": list(rows) for (n, k), rows in grid.items()},
         "table": str(table) if table else "",
         "allow_untuned": allow_untuned,
+        "kernels": kernels,
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from sglang_mi300a import boot_report, settings
 from sglang_mi300a.errors import UserError
-from sglang_mi300a.gemm import live_stack, padding, staging
+from sglang_mi300a.gemm import live_stack, own_products, padding, staging
 from sglang_mi300a.gemm.shape_grid import Cell
 
 
@@ -22,15 +22,27 @@ def look(record: settings.Resolved) -> None:
         UserError: A version differs by a byte, another file is in use, or a row is missing.
     """
     boot_report.add_fact("gemm", padding.of_this_process().report)
+    boot_report.add_fact("dense_kernels", own_products.of_this_process().report)
     if record.device != "gfx942":
         return
     live_stack.run_first_product()
+    _start_own_kernels(record)
     if record.gemm.get("table"):
         import torch
 
         said = check(torch.cuda.tunable, record, torch.cuda.current_device())
         boot_report.add_fact("gemm_table", said)
         print(f"sglang-mi300a: {said}", file=sys.stderr, flush=True)
+
+
+def _start_own_kernels(record: settings.Resolved) -> None:
+    import torch
+
+    from sglang_mi300a.gemm import skinny
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    for line in own_products.start(record, skinny.product, device):
+        print(f"sglang-mi300a: {line}", file=sys.stderr, flush=True)
 
 
 def check(tunable: Any, record: settings.Resolved, ordinal: int) -> str:

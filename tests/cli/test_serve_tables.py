@@ -18,6 +18,7 @@ FIELDS = {
     if not line.is_environment
 }
 GRID = gemm_grid.of_preset(MODEL, "tuned", 4)
+FEW_TOKENS = len([cell for cell in GRID.cells() if cell.m <= 256])
 MINUTES = tuning_plan.minutes_for(GRID.num_cells, 4)
 
 
@@ -40,8 +41,17 @@ def test_without_a_table_the_server_starts_and_says_what_one_would_bring():
     found = prepared()
     assert found.environment == {}
     assert found.record["table"] == ""
-    assert f"stock's own choices serve all {GRID.num_cells} dense products" in found.said[0]
+    assert found.record["kernels"] == "own"
+    of = f"of {GRID.num_cells} dense products"
+    assert f"our kernels serve {FEW_TOKENS} {of}, those of at most 256 tokens" in found.said[0]
     assert f"`sglang-mi300a tune gemm` makes one in about {MINUTES} minutes" in found.said[1]
+
+
+def test_the_library_can_be_asked_to_serve_them_all(monkeypatch):
+    monkeypatch.setenv("SGLANG_MI300A_DENSE_KERNELS", "library")
+    found = prepared()
+    assert found.record["kernels"] == "library"
+    assert "our kernels serve 0 of " in found.said[0]
 
 
 def test_an_applied_table_is_named_to_tunableop_and_aiter_and_its_coverage_said(tmp_path):

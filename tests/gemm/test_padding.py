@@ -81,7 +81,10 @@ def test_the_head_is_padded_and_cut(rows):
         seen.append(hidden_states.shape[0])
         return hidden_states @ lm_head.weight.T
 
-    out = hooks._lm_head(original, None, x, head)
+    class Logits:
+        use_fp32_lm_head, rl_on_policy_target = False, None
+
+    out = hooks._lm_head(original, Logits(), x, head)
     assert seen == [16]
     torch.testing.assert_close(out, x @ head.weight.T)
 
