@@ -88,13 +88,15 @@ def facts(question: Question) -> tuple[Facts, dict[str, Path]]:
             failures[topic] = f"{type(error).__name__}: {error}"
             return otherwise
 
-    found = tried("accelerators", lambda: device.accelerators(root / "sys"), [])
+    nothing: list[device.Accelerator] = []
+    found = tried("accelerators", lambda: device.accelerators(root / "sys"), nothing)
     visible = environment.visible(shell, len(found))
     num_visible = len(found) if visible is None else len(visible)
     paths = _paths(question.model)
     folders = [paths[name] for name in ("jit-cache", "aiter-configs", "torch-extensions")]
     stores = (settings.kernel_cache_dir(), launch_copy.kept_store(settings.local_dir()).root)
     one = found[0] if found else None
+    nowhere: list[Place] = []
     seen = Facts(
         tp=tp,
         machine=tried("machine", lambda: machine.machine(root), Machine()),
@@ -109,7 +111,7 @@ def facts(question: Question) -> tuple[Facts, dict[str, Path]]:
         places={
             name: place
             for name, path in paths.items()
-            for place in tried(f"place {name}", partial(_place, name, path, root), [])
+            for place in tried(f"place {name}", partial(_place, name, path, root), nowhere)
         },
         jit=tried("jit", lambda: build_locks.compiled(folders[0], stores), JitCache()),
         locks=tried("locks", lambda: build_locks.gather(*folders), ()),
