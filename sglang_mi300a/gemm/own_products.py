@@ -14,9 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from sglang_mi300a import settings
 from sglang_mi300a.errors import UserError
@@ -27,6 +25,9 @@ from sglang_mi300a.gemm.row_counts import bucket_for
 from sglang_mi300a.gemm.shape_grid import Cell
 from sglang_mi300a.gemm.tuned_table import Choice
 from sglang_mi300a.launcher.failure import LauncherError
+
+if TYPE_CHECKING:  # a launcher that reads the hooks does not import torch
+    import torch
 
 RELATIVE_L2 = 2.2e-3
 """Of a right product: many values rounded to bf16 once, up to 2^-8 each, are 1.7e-3 off."""
@@ -72,6 +73,8 @@ def self_test(run: Run, device: torch.device) -> SelfTest:
 
 
 def _distance(run: Run, kernel: SkinnyKernel, device: torch.device) -> float:
+    import torch
+
     generator = torch.Generator().manual_seed(kernel.tokens)
 
     def random(rows: int) -> torch.Tensor:
@@ -207,6 +210,8 @@ class OwnProducts:
 
 
 def _fits(x: Any, weight: Any) -> bool:
+    import torch
+
     return (
         isinstance(weight, torch.Tensor)
         and x.dim() == weight.dim() == 2

@@ -31,7 +31,9 @@ def streams():
 
 @pytest.mark.parametrize("tensors", [plain(), streams()], ids=["plain", "streams"])
 def test_scales_up_to_the_largest_pass_whatever_the_codes_are(tensors):
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
     loaded.check_scales(NAME, tensors)
+    assert all(torch.equal(tensors[name], was) for name, was in before.items())
 
 
 @pytest.mark.parametrize("name", ["w13_weight_scale", "w2_weight_scale"])
