@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_mi300a.gemm import own_products, padding
+from sglang_mi300a.gemm import padding
 from sglang_mi300a.hooking import AnySeam, Hook, Reliance
 
 _ARGS = "sglang.srt.server_args.ServerArgs"
@@ -15,8 +15,14 @@ _WHY_LISTS = "the rows that tables are tuned for follow from it"
 _REMOVE_WHEN = "SGLang pads prefill to tuned row counts, or tables of any row count are cheap"
 
 
+def _own_products() -> Any:
+    from sglang_mi300a.gemm import own_products  # only ranks need it, and torch
+
+    return own_products
+
+
 def _linear(original: Any, self: Any, layer: Any, x: Any, bias: Any = None) -> Any:
-    made = padding.by_our_kernels(x, getattr(layer, "weight", None), bias)
+    made = _own_products().made(x, getattr(layer, "weight", None), bias)
     if made is not None:
         return made
     rows = padding.of_this_process().rows_for(x, getattr(layer, "weight", None), bias)
@@ -31,7 +37,7 @@ def _lm_head(
     weight, count = getattr(lm_head, "weight", None), hidden_states.shape[0]
     is_plain = not self.use_fp32_lm_head and not hasattr(lm_head, "set_lora")
     if is_plain and self.rl_on_policy_target is None:
-        made = padding.by_our_kernels(hidden_states, weight, embedding_bias)
+        made = _own_products().made(hidden_states, weight, embedding_bias)
         if made is not None:
             return made
     rows = padding.of_this_process().rows_for(hidden_states, weight, embedding_bias)
@@ -46,7 +52,7 @@ def _mtp_projection(_: Any, self: Any, *__: Any, **___: Any) -> None:
 
 
 def _input_projections(_: Any, self: Any, *__: Any, **___: Any) -> None:
-    own_products.of_this_process().pair(self.in_proj_qkvz.weight, self.in_proj_ba.weight)
+    _own_products().of_this_process().pair(self.in_proj_qkvz.weight, self.in_proj_ba.weight)
 
 
 HOOKS: tuple[AnySeam, ...] = (

@@ -14,20 +14,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from sglang_mi300a import settings
 from sglang_mi300a.errors import UserError
-from sglang_mi300a.gemm import staging, tuned_table
+from sglang_mi300a.gemm import padding, staging, tuned_table
 from sglang_mi300a.gemm.kernels import catalogue, prediction
 from sglang_mi300a.gemm.kernels.catalogue import MAX_TOKENS, SkinnyKernel
 from sglang_mi300a.gemm.row_counts import bucket_for
 from sglang_mi300a.gemm.shape_grid import Cell
 from sglang_mi300a.gemm.tuned_table import Choice
 from sglang_mi300a.launcher.failure import LauncherError
-
-if TYPE_CHECKING:  # a launcher that reads the hooks does not import torch
-    import torch
 
 RELATIVE_L2 = 2.2e-3
 """Of a right product: many values rounded to bf16 once, up to 2^-8 each, are 1.7e-3 off."""
@@ -73,8 +72,6 @@ def self_test(run: Run, device: torch.device) -> SelfTest:
 
 
 def _distance(run: Run, kernel: SkinnyKernel, device: torch.device) -> float:
-    import torch
-
     generator = torch.Generator().manual_seed(kernel.tokens)
 
     def random(rows: int) -> torch.Tensor:
@@ -210,8 +207,6 @@ class OwnProducts:
 
 
 def _fits(x: Any, weight: Any) -> bool:
-    import torch
-
     return (
         isinstance(weight, torch.Tensor)
         and x.dim() == weight.dim() == 2
@@ -249,3 +244,17 @@ _of_this_process = OwnProducts()
 def of_this_process() -> OwnProducts:
     """Return this process's; it makes no product until :func:`start`."""
     return _of_this_process
+
+
+def made(x: Any, weight: Any, bias: Any) -> Any:
+    """Return a product that our kernels made, and remember it; None where they make none.
+
+    Args:
+        x: Input, [M, K].
+        weight: Weight, [N, K].
+        bias: Of the product, or None.
+    """
+    out = of_this_process().product(x, weight, bias)
+    if out is not None:
+        padding.of_this_process().remember(tuple(weight.shape), int(x.shape[0]))
+    return out

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_mi300a import settings
-from sglang_mi300a.gemm import own_products, staging, tuned_table
+from sglang_mi300a.gemm import staging, tuned_table
 from sglang_mi300a.gemm.row_counts import STEP, bucket_for
 
 Shape = tuple[int, int]
@@ -80,20 +80,6 @@ class RowPadding:
                 outside.append(f"{name}x{rows}")
 
 
-def by_our_kernels(x: Any, weight: Any, bias: Any) -> Any:
-    """Return a product that our kernels made, and remember it; None where they make none.
-
-    Args:
-        x: Input, [M, K].
-        weight: Weight, [N, K].
-        bias: Of the product, or None.
-    """
-    made = own_products.of_this_process().product(x, weight, bias)
-    if made is not None:
-        of_this_process().remember(tuple(weight.shape), int(x.shape[0]))
-    return made
-
-
 def padded(x: Any, rows: int) -> Any:
     """Return ``x`` with zero rows added below, ``[rows, K]``."""
     if rows <= x.shape[0]:
@@ -105,11 +91,12 @@ def padded(x: Any, rows: int) -> Any:
 
 def pad_module(linear: Any) -> None:
     """Let a ``torch.nn.Linear`` run on our kernels, or padded to tuned rows, from now on."""
+    from sglang_mi300a.gemm import own_products  # only ranks need it, and torch
 
     original = linear.forward
 
     def forward(x: Any) -> Any:
-        made = by_our_kernels(x, linear.weight, linear.bias)
+        made = own_products.made(x, linear.weight, linear.bias)
         if made is not None:
             return made
         rows = of_this_process().rows_for(x, linear.weight, linear.bias)

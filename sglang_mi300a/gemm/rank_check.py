@@ -26,7 +26,8 @@ def look(record: settings.Resolved) -> None:
     if record.device != "gfx942":
         return
     live_stack.run_first_product()
-    _start_own_kernels(record)
+    if record.gemm.get("kernels") == "own":
+        _start_own_kernels(record)
     if record.gemm.get("table"):
         import torch
 

@@ -32,16 +32,17 @@ def test_result_and_counts_are_what_the_benchmark_writes(committed):
 def test_no_bar_is_missed_and_a_worse_result_is_noticed(committed):
     assert list(gemm_counts.missed(committed)) == []
     worse = copy.deepcopy(committed)
-    row = next(row for row in worse["predicted"] if row["m"] == 48 and row["paired"])
+    row = next(row for row in worse["predicted"] if row["m"] == 48 and row["way"] == "paired")
     row["ms_per_forward"] = 3.2
     worse["kernels"][0]["spills"] = 1
     assert len(list(gemm_counts.missed(worse))) == 2
 
 
 def test_pairs_save_a_launch_for_each_layer_that_has_them(committed):
-    rows = {(row["paired"], row["m"]): row for row in committed["predicted"]}
-    assert rows[False, 16]["launches"] - rows[True, 16]["launches"] == 45 + 60
-    assert rows[True, 16]["ms_per_forward"] < rows[False, 16]["ms_per_forward"]
+    rows = {(row["way"], row["m"]): row for row in committed["predicted"]}
+    assert rows["apart", 16]["launches"] - rows["paired", 16]["launches"] == 45 + 60
+    assert rows["paired", 16]["ms_per_forward"] < rows["apart", 16]["ms_per_forward"]
+    assert rows["apart", 16]["launches"] - rows["served", 16]["launches"] == 45 + 2 * 60
 
 
 def test_the_choice_is_the_fastest_kernel_and_none_where_none_fits():
