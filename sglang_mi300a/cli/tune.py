@@ -7,8 +7,9 @@
     sglang-mi300a tune moe                             and use what is fastest from then on
 
 Each weight shape is tuned in a process of its own on each device: a candidate that crashes costs
-the product under way and no more. Every winner is verified on an output that was NaN before, and
-timed beside stock's choice in a captured graph over cold weights; what is not faster is left out.
+the product under way and no more. The library's winner and, up to 256 tokens, each kernel of this
+package that takes the product are verified on an output that was NaN before, and timed in turns
+with stock's choice in captured graphs over cold weights; what is not faster than stock is left out.
 Results are kept as they come: run the command again to go on after Ctrl-C, a crash, or with another
 preset, and only what is missing is tuned. Nothing else should run on the devices meanwhile.
 
@@ -30,14 +31,15 @@ from sglang_mi300a.cli import tables as tables_command
 from sglang_mi300a.cli import tune_moe
 from sglang_mi300a.errors import EXIT_OK, UserError
 from sglang_mi300a.gemm import staging, tuned_table, tuning_plan
+from sglang_mi300a.gemm.kernels import catalogue
 from sglang_mi300a.gemm.shape_grid import ShapeGrid, folded
-from sglang_mi300a.gemm.tuning_record import Machine, Measured, TuningRecord
+from sglang_mi300a.gemm.tuning_record import Machine, Measured, Outcome, TuningRecord
 from sglang_mi300a.gemm.tuning_run import ChildCommand, TuningRun, ask_machine
 from sglang_mi300a.tables import Table
 from sglang_mi300a.weights.progress_bar import ProgressBar
 
 SAMPLES = 30
-FAILED = ("crashed", "stuck", "wrong")
+FAILED: tuple[Outcome, ...] = ("crashed", "stuck", "wrong")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -109,7 +111,7 @@ def tune(
     Args:
         grid: What a server runs.
         ordinals: Devices.
-        samples: Timings of winner and stock each.
+        samples: Timings of each candidate and of stock.
         retry_failed: Whether products that crashed, hung or were wrong are tuned again.
         progress: Show a bar, or not; default on a terminal.
         how: How children are started.
@@ -127,8 +129,8 @@ def tune(
     how = how or child_command()
     machine = ask_machine(how, ordinals[0])
     record = TuningRecord(tables_command.made_here() / f"gemm-{machine.digest()}.jsonl")
-    again = FAILED if retry_failed else ()
-    done = {cell for cell, one in record.results.items() if one.outcome not in again}
+    kernels = catalogue.build() if settings.dense_kernels() == "own" else ""
+    done = record.done(kernels, again=FAILED if retry_failed else ())
     left = [cell for cell in grid.cells() if cell not in done]
     minutes = tuning_plan.minutes_for(len(left), len(ordinals))
     print(
@@ -143,8 +145,11 @@ def tune(
             bar.advance(1)
             lines.advance()
 
-        TuningRun(how, record, samples=samples, done=count).over(batches, ordinals)
-    return _finish(record, machine)
+        run = TuningRun(how, record, samples=samples, done=count, kernels=kernels)
+        run.over(batches, ordinals)
+    for name, why in run.dropped.items():
+        print(f"  not timed: kernel {name}: {why}")
+    return _finish(record, machine, kernels)
 
 
 class Lines:
@@ -172,7 +177,7 @@ class Lines:
             )
 
 
-def _finish(record: TuningRecord, machine: Machine) -> Table | None:
+def _finish(record: TuningRecord, machine: Machine, kernels: str) -> Table | None:
     counts = record.counts()
     print(
         f"{counts['won']} faster than stock, {counts['lost']} not, {counts['wrong']} wrong, "
@@ -181,12 +186,17 @@ def _finish(record: TuningRecord, machine: Machine) -> Table | None:
     for one in record.results.values():
         if one.outcome in FAILED:
             print(f"  {one.outcome}: {one.n} x {one.k}, M {one.m} {one.solution}")
-    table = record.table(machine, date=datetime.date.today().isoformat())
+        elif one.wrong:
+            names = ", ".join(one.wrong)
+            print(f"  left out as wrong: {one.n} x {one.k}, M {one.m} {names}")
+    table = record.table(machine, date=datetime.date.today().isoformat(), kernels=kernels)
     if table is None:
         print("stock's choices are as fast throughout: there is nothing to put into a table")
         return None
     path = record.path.with_suffix(".json")
     tables_command.save(table, path)
+    ours = len(tuned_table.kernel_cells(table))
+    print(f"{ours} of {len(table.rows)} rows are kernels of this package")
     print(f"table {path}; use it with: sglang-mi300a tables apply {path}")
     return table
 

@@ -25,7 +25,7 @@ from sglang_mi300a.gemm.kernels import catalogue, prediction
 from sglang_mi300a.gemm.kernels.catalogue import MAX_TOKENS, SkinnyKernel
 from sglang_mi300a.gemm.row_counts import bucket_for
 from sglang_mi300a.gemm.shape_grid import Cell
-from sglang_mi300a.gemm.tuned_table import Choice
+from sglang_mi300a.gemm.tuned_table import KERNEL, KERNELS_BUILD, Choice
 from sglang_mi300a.launcher.failure import LauncherError
 
 RELATIVE_L2 = 2.2e-3
@@ -202,7 +202,7 @@ class OwnProducts:
         row = self._table.get(tuned)
         if row is None:
             return "" if tuned in self._settled else None
-        kernel = row.solution.removeprefix("kernel/")
+        kernel = row.solution.removeprefix(KERNEL)
         return kernel if row.choice == "kernel" and kernel in self._usable else ""
 
 
@@ -229,13 +229,29 @@ def start(record: settings.Resolved, run: Run, device: torch.device) -> list[str
     if record.gemm.get("kernels") != "own":
         return []
     test = self_test(run, device)
-    table: Mapping[Cell, Choice] = {}
+    said = [f"dense kernel {name} is not used: {why}" for name, why in test.dropped.items()]
+    table: dict[Cell, Choice] = {}
     settled: frozenset[Cell] = frozenset()
     if record.gemm.get("table"):
         applied = staging.read(Path(record.gemm["table"])).table
         table, settled = tuned_table.choices(applied), frozenset(tuned_table.settled(applied))
+        said += _without_rows_of_another_build(table, str(applied.made.get(KERNELS_BUILD)))
     of_this_process().begin(run, test, table, settled)
-    return [f"dense kernel {name} is not used: {why}" for name, why in test.dropped.items()]
+    return said
+
+
+def _without_rows_of_another_build(table: dict[Cell, Choice], measured: str) -> list[str]:
+    """Take a table's kernel rows out if another build of the kernels was measured; say so."""
+    here = catalogue.build()
+    stale = [cell for cell, row in table.items() if row.choice == "kernel"]
+    if measured == here or not stale:
+        return []
+    for cell in stale:
+        del table[cell]
+    return [
+        f"gemm table: {len(stale)} rows name kernels of build {measured}, here is {here}: the "
+        "model chooses there, and `sglang-mi300a tune gemm` measures this build"
+    ]
 
 
 _of_this_process = OwnProducts()

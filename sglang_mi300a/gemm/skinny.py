@@ -17,7 +17,6 @@ from sglang_mi300a.gemm.kernels.catalogue import SkinnyKernel
 from sglang_mi300a.launcher import kernels, operators
 from sglang_mi300a.launcher.signature import Buffer, Scalar, Signature
 
-ROOM = "gemm"
 _BF16_BYTES = 2
 
 
@@ -49,7 +48,7 @@ def signature(name: str) -> Signature:
 
 @lru_cache(maxsize=1)
 def _code() -> code_objects.CodeObject:
-    return code_objects.load(ROOM)
+    return code_objects.load(catalogue.ROOM)
 
 
 def _run(

@@ -1,26 +1,30 @@
 """The process that tunes one weight shape on one device; a crash costs the product under way.
 
-Standard input: one JSON line ``{"n", "k", "m": [...], "samples"}``, or ``{}`` to be asked only what
-this machine is. Standard output, one JSON line each: ``{"machine": ...}`` first, ``{"begin": m}``
-before a product, its result after.
+Standard input: one JSON line ``{"n", "k", "m": [...], "samples", "kernels"}``, or ``{}`` to be
+asked only what this machine is; ``kernels`` names the build of our kernels, and where it is empty
+none is timed. Standard output, one JSON line each: ``{"machine": ...}`` first, ``{"dropped": ...}``
+if kernels failed their test on this device, ``{"begin": m}`` before a product, its result after.
 
-Winner and stock are timed as the server runs them: in a captured graph, over so many copies of the
-weight that none is found in a cache.
+TunableOp's winner, each kernel of ours that takes the product, and stock are timed as the server
+runs them: in captured graphs, in turns, over so many copies of the weight that none is found in a
+cache.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 import tempfile
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sglang_mi300a.gemm import tunableop_csv
+from sglang_mi300a.gemm import candidates, tunableop_csv
+from sglang_mi300a.gemm.candidates import STOCK, Candidate
 from sglang_mi300a.gemm.shape_grid import Cell
-from sglang_mi300a.gemm.tuning_record import Machine, Measured, judged
+from sglang_mi300a.gemm.tuned_table import KERNEL
+from sglang_mi300a.gemm.tuning_record import Machine, Measured
 
 COLD_BYTES = 1 << 30
 """Weights that are cycled through: four times the last-level cache of an MI300A (256 MB)."""
@@ -35,9 +39,13 @@ class Tuner:
 
     Args:
         scratch: A file that TunableOp may write what it finds into; nobody reads it.
+        kernels: Build of our kernels to time too, or "".
+
+    Attributes:
+        dropped: Why each kernel that failed its test on this device is not timed, by name.
     """
 
-    def __init__(self, scratch: Path) -> None:
+    def __init__(self, scratch: Path, kernels: str = "") -> None:
         import torch
 
         self._torch: Any = torch
@@ -49,6 +57,17 @@ class Tuner:
         if hasattr(self._tunable, "write_file_on_exit"):
             self._tunable.write_file_on_exit(False)
         self._weights: Any = None
+        self._kernels_build = kernels
+        self._kernels: frozenset[str] = frozenset()
+        self.dropped: Mapping[str, str] = {}
+
+    def test_kernels(self) -> None:
+        """Let those of our kernels be timed that give the right product on this device."""
+        from sglang_mi300a.gemm import own_products, skinny
+
+        device = self._torch.device("cuda", self._torch.cuda.current_device())
+        test = own_products.self_test(skinny.product, device)
+        self._kernels, self.dropped = test.usable, test.dropped
 
     def machine(self) -> Machine:
         """Return what this process runs on."""
@@ -72,18 +91,18 @@ class Tuner:
         torch.manual_seed(cell.n * 31 + cell.k * 7 + cell.m)
         x = torch.randn((cell.m, cell.k), device="cuda").bfloat16()
         weights = self._copies(cell)
-        solution = self._tune(cell, x, weights[0])
-        if solution in ("", "Default"):  # nothing beats stock, or nothing is known of it
-            return Measured(*cell, "lost", solution)
-        error = self._relative_error(x, weights[0])
-        tuned, stock = (self._graph(x, weights, tuned=flag) for flag in (True, False))
-        times: dict[bool, list[float]] = {True: [], False: []}
-        for _ in range(samples):
-            for flag, graph in ((True, tuned), (False, stock)):
-                times[flag].append(self._us(graph))
-        us, stock_us = (round(statistics.median(times[flag]), 3) for flag in (True, False))
-        found = Measured(*cell, "lost", solution, us, stock_us, error, samples)
-        return replace(found, outcome=judged(found))
+        tuned = self._tune(cell, x, weights[0])
+        tried = [
+            Candidate(name, self._relative_error(name, x, weights[0]))
+            for name in candidates.solutions(cell, tuned, sorted(self._kernels))
+        ]
+        right = [one.solution for one in tried if one.is_right]
+        graphs = {name: self._graph(name, x, weights) for name in (STOCK, *right) if right}
+        times: dict[str, list[float]] = {name: [] for name in graphs}
+        for _ in range(samples if graphs else 0):
+            for name, graph in graphs.items():
+                times[name].append(self._us(graph))
+        return candidates.fastest(cell, tried, times, kernels=self._kernels_build)
 
     def _copies(self, cell: Cell) -> list[Any]:
         """Return as many weights as fill more than a cache; made once for a shape."""
@@ -108,11 +127,14 @@ class Tuner:
                 return str(solution)
         return ""
 
-    def _relative_error(self, x: Any, weight: Any) -> float:
-        """Return the winner's error where each output was NaN before; NaN if one still is."""
+    def _relative_error(self, solution: str, x: Any, weight: Any) -> float:
+        """Return a candidate's error where each output was NaN before; NaN if one still is."""
         torch = self._torch
         out = torch.full((x.shape[0], weight.shape[0]), float("nan"), device="cuda").bfloat16()
-        torch.mm(x, weight.t(), out=out)
+        if solution.startswith(KERNEL):
+            self._run_kernel(solution, x, weight, out)
+        else:
+            torch.mm(x, weight.t(), out=out)
         self._tunable.enable(False)
         difference = total = 0.0
         for start in range(0, x.shape[0], ROWS_AT_ONCE):
@@ -123,18 +145,30 @@ class Tuner:
         self._tunable.enable(True)
         return float((difference / total) ** 0.5)
 
-    def _graph(self, x: Any, weights: list[Any], *, tuned: bool) -> tuple[Any, int]:
+    def _run_kernel(self, solution: str, x: Any, weight: Any, out: Any) -> None:
+        from sglang_mi300a.gemm import skinny
+
+        skinny.product(x, weight, out, None, None, solution.removeprefix(KERNEL))
+
+    def _call(self, solution: str, x: Any, weight: Any) -> None:
+        """Make a product as the server does: the result is allocated each time."""
+        if solution.startswith(KERNEL):
+            self._run_kernel(solution, x, weight, x.new_empty((x.shape[0], weight.shape[0])))
+        else:
+            self._torch.nn.functional.linear(x, weight)
+
+    def _graph(self, solution: str, x: Any, weights: list[Any]) -> tuple[Any, int]:
         """Return a captured graph of calls over cold weights, and their number."""
         torch = self._torch
-        self._tunable.enable(tuned)
-        torch.nn.functional.linear(x, weights[0])  # never first in a capture
+        self._tunable.enable(solution != STOCK)
+        self._call(solution, x, weights[0])  # never first in a capture
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         calls = weights if len(weights) > CALLS_A_GRAPH else weights * CALLS_A_GRAPH
         calls = calls[: max(CALLS_A_GRAPH, min(len(weights), 256))]
         with torch.cuda.graph(graph):
             for weight in calls:
-                torch.nn.functional.linear(x, weight)
+                self._call(solution, x, weight)
         graph.replay()
         self._tunable.enable(True)
         return graph, len(calls)
@@ -154,8 +188,12 @@ def main() -> None:
     """Tune what standard input names."""
     asked = json.loads(sys.stdin.readline())
     with tempfile.TemporaryDirectory() as scratch:
-        tuner = Tuner(Path(scratch) / "found.csv")
+        tuner = Tuner(Path(scratch) / "found.csv", asked.get("kernels", ""))
         _say({"machine": asdict(tuner.machine())})
+        if asked.get("kernels"):
+            tuner.test_kernels()
+            if tuner.dropped:
+                _say({"dropped": dict(tuner.dropped)})
         for m in asked.get("m", []):
             _say({"begin": m})
             _say(asdict(tuner.measure(Cell(asked["n"], asked["k"], m), asked["samples"])))

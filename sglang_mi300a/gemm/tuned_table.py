@@ -11,6 +11,7 @@ these columns besides:
 ``basis, us, stock_us``
     Where the time comes from, the time, and that of stock's own choice, in microseconds.
 
+Rows of our kernels were measured with one build of them, which ``made`` names (``kernels``).
 Products for which no candidate beat stock have no row; ``made`` names them, as
 ``"stock_is_as_fast": {"NxK": [M, ...]}``, since they need no more tuning.
 
@@ -33,6 +34,10 @@ OP = "gemm_bf16"
 KEY = ("n", "k", "m")
 COLUMNS = (*KEY, "choice", "solution", "basis", "us", "stock_us")
 CHOICES = ("library", "kernel")
+KERNEL = "kernel/"
+"""What the name of a solution of ours begins with."""
+KERNELS_BUILD = "kernels"
+"""What ``made`` calls the build of our kernels that rows were measured with."""
 VALIDATORS = (
     "PT_VERSION",
     "ROCM_VERSION",
@@ -175,6 +180,11 @@ def choices(table: Table) -> dict[Cell, Choice]:
         cell = Cell(*(values.pop(name) for name in KEY))
         found[cell] = Choice(**values)
     return found
+
+
+def kernel_cells(table: Table) -> list[Cell]:
+    """Return the products that a table gives to this package's kernels."""
+    return [cell for cell, choice in choices(table).items() if choice.choice == "kernel"]
 
 
 def settled(table: Table) -> set[Cell]:

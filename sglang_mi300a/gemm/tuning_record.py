@@ -1,23 +1,24 @@
 """What tuning found so far, one line a product, kept for one device and software: the resume file.
 
 A line is written whole when a product is done, so a run that is killed loses at most the products
-that were under way. Products are won, or lost (stock is as fast), wrong (the winner's output is),
-crashed or stuck (a candidate ended, or never ended, its process).
+that were under way. Products are won, or lost (stock is as fast), wrong (every candidate's output
+is), crashed or stuck (a candidate ended, or never ended, its process).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from sglang_mi300a.artifact_manifest import checksum
 from sglang_mi300a.errors import UserError
 from sglang_mi300a.gemm import tuned_table
+from sglang_mi300a.gemm.kernels.catalogue import MAX_TOKENS
 from sglang_mi300a.gemm.shape_grid import Cell
-from sglang_mi300a.gemm.tuned_table import Choice
+from sglang_mi300a.gemm.tuned_table import KERNEL, Choice
 from sglang_mi300a.tables import Table
 
 Outcome = Literal["won", "lost", "wrong", "crashed", "stuck"]
@@ -57,11 +58,14 @@ class Measured:
         k: Input features.
         m: Rows.
         outcome: What became of it.
-        solution: TunableOp's winner, or "".
+        solution: The fastest that is right: TunableOp's winner, or a kernel of ours; or "".
         us: Its median time, microseconds; 0 where there is none.
         stock_us: Stock's.
         relative_error: Of the winner's output, which was NaN before, against float32.
         samples: Timings of each.
+        others: Times of the other right candidates by name.
+        wrong: Candidates whose output was wrong.
+        kernels: Build of our kernels that were timed too; "" if none were.
     """
 
     n: int
@@ -73,6 +77,14 @@ class Measured:
     stock_us: float = 0.0
     relative_error: float = 0.0
     samples: int = 0
+    others: Mapping[str, float] = field(default_factory=dict)
+    wrong: tuple[str, ...] = ()
+    kernels: str = ""
+
+    @property
+    def by_kernel(self) -> bool:
+        """Whether a kernel of ours is the fastest."""
+        return self.solution.startswith(KERNEL)
 
     @property
     def cell(self) -> Cell:
@@ -123,24 +135,50 @@ class TuningRecord:
             file.write(("" if ends_whole else "\n") + json.dumps(asdict(measured)) + "\n")
         self.results[measured.cell] = measured
 
+    def done(self, kernels: str, again: Collection[Outcome] = ()) -> set[Cell]:
+        """Return the products that need no more tuning.
+
+        Args:
+            kernels: Build of our kernels; where another build was timed beside, or none, the
+                product is to be tuned again. "" if they are not wanted.
+            again: Outcomes that are to be tuned again.
+        """
+        return {
+            cell
+            for cell, one in self.results.items()
+            if one.outcome not in again
+            and (not kernels or cell.m > MAX_TOKENS or one.kernels == kernels)
+        }
+
     def counts(self) -> dict[str, int]:
         """Return how many products had each outcome."""
         found = [one.outcome for one in self.results.values()]
         return {outcome: found.count(outcome) for outcome in OUTCOMES}
 
-    def table(self, machine: Machine, *, date: str) -> Table | None:
+    def table(self, machine: Machine, *, date: str, kernels: str = "") -> Table | None:
         """Return the table of all products that were won; None if none was.
 
         Args:
             machine: Whose they are.
             date: When it is made.
+            kernels: Build of our kernels; a time of another build's is left out.
         """
-        won = [one for one in self.results.values() if one.outcome == "won"]
+        won = [
+            one
+            for one in self.results.values()
+            if one.outcome == "won" and (not one.by_kernel or one.kernels == kernels)
+        ]
         if not won:
             return None
         return tuned_table.make(
             {
-                one.cell: Choice("library", one.solution, "measured", one.us, one.stock_us)
+                one.cell: Choice(
+                    "kernel" if one.by_kernel else "library",
+                    one.solution,
+                    "measured",
+                    one.us,
+                    one.stock_us,
+                )
                 for one in won
             },
             device=machine.device,
@@ -151,6 +189,7 @@ class TuningRecord:
                 "samples": min(one.samples for one in won),
                 "largest_relative_error": max(one.relative_error for one in won),
                 "stock_is_as_fast": self._lost(),
+                **({tuned_table.KERNELS_BUILD: kernels} if kernels else {}),
             },
         )
 

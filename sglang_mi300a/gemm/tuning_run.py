@@ -121,9 +121,13 @@ class TuningRun:
     Args:
         how: How children are started.
         record: Where results go.
-        samples: Timings of winner and stock each.
+        samples: Timings of each candidate and of stock.
         done: Called after each product.
+        kernels: Build of our kernels that are timed too; "" for none.
         stuck_s: After so long without a word a child is ended.
+
+    Attributes:
+        dropped: Why kernels of ours were not timed, by name; filled while it runs.
     """
 
     def __init__(
@@ -133,13 +137,16 @@ class TuningRun:
         *,
         samples: int,
         done: Callable[[Measured], None],
+        kernels: str = "",
         stuck_s: float = STUCK_S,
     ) -> None:
         self._how = how
         self._record = record
         self._samples = samples
         self._done = done
+        self._kernels = kernels
         self._stuck_s = stuck_s
+        self.dropped: dict[str, str] = {}
         self._work: queue.Queue[Batch] = queue.Queue()
         self._lock = threading.Lock()
         self._children: set[Child] = set()
@@ -185,7 +192,10 @@ class TuningRun:
 
     def _one_child(self, batch: Batch, ordinal: int) -> list[int]:
         """Run one child as far as it gets; return the row counts that are done with."""
-        asked = {"n": batch.n, "k": batch.k, "m": batch.m, "samples": self._samples}
+        asked = {
+            "n": batch.n, "k": batch.k, "m": batch.m, "samples": self._samples,
+            "kernels": self._kernels,
+        }  # fmt: skip
         child = Child(self._how, ordinal, asked)
         with self._lock:
             self._children.add(child)
@@ -196,6 +206,8 @@ class TuningRun:
             while (line := child.next_line(self._stuck_s)) is not None:
                 if "begin" in line:
                     under_way = int(line["begin"])
+                elif "dropped" in line:
+                    self.dropped |= line["dropped"]
                 elif "machine" not in line:
                     self._keep(Measured(**line))
                     done.append(int(line["m"]))
@@ -212,11 +224,12 @@ class TuningRun:
                 f"device {ordinal}",
                 found=f"a tuning process that ended before it began (exit code {code}: {error})",
                 allowed="an accelerator that ROCm's torch can use",
-                do="run `sglang-mi300a tune gemm --dry-run`, and correct what the error says",
+                do="correct what the error says; SGLANG_MI300A_DENSE_KERNELS=library leaves this "
+                "package's kernels out",
             )
             return done
         outcome: Outcome = "stuck" if stuck else "crashed"
-        self._keep(Measured(batch.n, batch.k, under_way, outcome))
+        self._keep(Measured(batch.n, batch.k, under_way, outcome, kernels=self._kernels))
         return [*done, under_way]
 
     def _keep(self, measured: Measured) -> None:

@@ -1,7 +1,8 @@
 """Plays the tuning process: the same lines on standard output, and candidates that misbehave.
 
 Its behaviour by row count: 13 ends the process (once it began), 14 never ends, 15 gives NaN, 17 is
-no faster than stock, all others win. Argument: a file to which each started product is appended.
+no faster than stock, at 20 a kernel of this package wins and the library's choice is wrong, at all
+others the library wins. Argument: a file to which each started product is appended.
 """
 
 import json
@@ -11,6 +12,7 @@ import time
 
 from tests.gemm.standin_tunableop import STACK
 
+KERNEL = "gemm_skinny_64x16_w2"
 DEVICE = {"name": "AMD Instinct MI300A", "arch": "gfx942", "visible_cus": 228}
 
 
@@ -23,6 +25,8 @@ def main():
     print(json.dumps({"machine": {"device": DEVICE, "validators": STACK}}), flush=True)
     if sys.argv[2:] == ["late"] and asked:
         sys.exit(4)
+    if sys.argv[2:] == ["dropping"] and asked:
+        print(json.dumps({"dropped": {KERNEL: "relative L2 inf"}}), flush=True)
     for m in asked.get("m", []):
         with open(sys.argv[1], "a") as file:
             file.write(f"{asked['n']} {asked['k']} {m} {os.environ['HIP_VISIBLE_DEVICES']}\n")
@@ -37,11 +41,13 @@ def main():
             "k": asked["k"],
             "m": m,
             "outcome": outcome,
-            "solution": f"Gemm_Rocblas_{m}",
+            "solution": f"kernel/{KERNEL}" if m == 20 else f"Gemm_Rocblas_{m}",
             "us": 10.0 if m != 17 else 30.0,
             "stock_us": 30.0,
             "relative_error": float("nan") if m == 15 else 1e-3,
             "samples": asked["samples"],
+            "wrong": [f"Gemm_Rocblas_{m}"] if m == 20 else [],
+            "kernels": asked["kernels"],
         }
         print(json.dumps(result), flush=True)
 

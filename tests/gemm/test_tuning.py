@@ -10,19 +10,34 @@ import sys
 import time
 
 import pytest
+import torch
 
 from sglang_mi300a import settings, tables
 from sglang_mi300a.cli import tune
 from sglang_mi300a.cli.main import main
 from sglang_mi300a.errors import UserError
-from sglang_mi300a.gemm import staging, tunableop_csv, tuned_table, tuning_plan, tuning_record
+from sglang_mi300a.gemm import (
+    candidates,
+    own_products,
+    padding,
+    staging,
+    tunableop_csv,
+    tuned_table,
+    tuning_plan,
+    tuning_record,
+)
+from sglang_mi300a.gemm.candidates import Candidate
+from sglang_mi300a.gemm.kernels import catalogue
+from sglang_mi300a.gemm.own_products import OwnProducts, SelfTest
 from sglang_mi300a.gemm.row_counts import Batches
 from sglang_mi300a.gemm.shape_grid import Cell, Product, ShapeGrid
 from sglang_mi300a.gemm.tuning_record import Measured, TuningRecord
 from sglang_mi300a.gemm.tuning_run import ChildCommand, TuningRun, ask_machine
 from tests import repository
+from tests.gemm import standin_tune_child
 from tests.pools.plan import models
 
+EVERY_KERNEL = frozenset(kernel.name for kernel in catalogue.KERNELS)
 BATCHES = Batches((1,), 0, 0, (), 64)
 
 
@@ -64,6 +79,7 @@ def test_winners_become_a_table_and_the_rest_is_said(how, capsys):
     out = capsys.readouterr().out
     assert "10 of 10 products to tune on 2 devices (AMD Instinct MI300A)" in out
     assert "4 faster than stock, 2 not, 2 wrong, 2 crashed, 0 stuck" in out
+    assert "0 of 4 rows are kernels of this package" in out
     assert "crashed: 8 x 16, M 13" in out
     assert "wrong: 32 x 64, M 15 Gemm_Rocblas_15" in out
 
@@ -188,6 +204,123 @@ def test_a_record_that_is_none_is_refused(tmp_path):
 def test_a_fast_wrong_candidate_does_not_win(us, stock_us, error, outcome):
     measured = Measured(8, 16, 1, "lost", "Gemm_Rocblas_1", us, stock_us, error, 30)
     assert tuning_record.judged(measured) == outcome
+
+
+def test_a_kernel_of_ours_that_was_faster_is_a_row_that_a_rank_follows(how, capsys, monkeypatch):
+    n, k = 64, 256
+    tune.use(tune.tune(grid([16, 17, 20], shapes=[(n, k)]), [0], how=how()))
+    out = capsys.readouterr().out
+    assert "1 of 2 rows are kernels of this package" in out
+    assert f"left out as wrong: {n} x {k}, M 20 Gemm_Rocblas_20" in out
+    applied = staging.current(settings.state_dir() / "tables")
+    row = tuned_table.choices(applied.table)[Cell(n, k, 20)]
+    assert (row.choice, row.solution) == ("kernel", f"kernel/{standin_tune_child.KERNEL}")
+    assert (row.us, row.stock_us) == (10.0, 30.0)
+    for file in ("tunableop0.csv", "aiter_bf16.csv"):
+        lines = (applied.directory / file).read_text().splitlines()
+        assert len([line for line in lines if "_16_256" in line or f",16,{n},{k}," in line]) == 1
+        assert not any("kernel/" in line or "_20_256" in line or ",20," in line for line in lines)
+
+    launched = []
+    monkeypatch.setattr(own_products, "_of_this_process", OwnProducts())
+    monkeypatch.setattr(own_products, "self_test", lambda *_: SelfTest(EVERY_KERNEL, {}))
+    record = settings.Resolved("", "gfx942", "", 1, 1, 1, False, 0, 0, 0, "")
+    record.gemm.update(padding.as_record({}, applied.directory, kernels="own"))
+
+    def product(x, w, out, w_2, out_2, kernel):
+        launched.append((len(x), kernel))
+
+    assert own_products.start(record, product, torch.device("cpu")) == []
+    own = own_products.of_this_process()
+    made = {m: own.product(zeros(m, k), zeros(n, k), None) is not None for m in (3, 16, 17, 19, 20)}
+    assert made == {3: False, 16: False, 17: False, 19: True, 20: True}
+    assert launched == [(19, standin_tune_child.KERNEL), (20, standin_tune_child.KERNEL)]
+
+
+def zeros(m, k):
+    return torch.zeros(m, k, dtype=torch.bfloat16)
+
+
+def test_kernel_rows_of_another_build_are_not_followed_and_this_is_said(how, monkeypatch):
+    tune.use(tune.tune(grid([16, 20], shapes=[(64, 256)]), [0], how=how()))
+    applied = staging.current(settings.state_dir() / "tables")
+    monkeypatch.setattr(own_products, "_of_this_process", OwnProducts())
+    monkeypatch.setattr(own_products, "self_test", lambda *_: SelfTest(EVERY_KERNEL, {}))
+    monkeypatch.setattr(catalogue, "build", lambda: "another")
+    record = settings.Resolved("", "gfx942", "", 1, 1, 1, False, 0, 0, 0, "")
+    record.gemm.update(padding.as_record({}, applied.directory, kernels="own"))
+    (line,) = own_products.start(record, lambda *_: None, torch.device("cpu"))
+    assert line.startswith("gemm table: 1 rows name kernels of build ")
+    assert "`sglang-mi300a tune gemm` measures this build" in line
+
+
+def test_few_tokens_are_tuned_again_for_other_kernels_and_for_none_only_once(
+    how, started, monkeypatch
+):
+    asked = grid([16, 320], shapes=[(8, 16)])
+    monkeypatch.setenv("SGLANG_MI300A_DENSE_KERNELS", "library")
+    tune.tune(asked, [0], how=how())
+    before = started.read_text()
+    tune.tune(asked, [0], how=how())
+    assert started.read_text() == before
+    monkeypatch.delenv("SGLANG_MI300A_DENSE_KERNELS")
+    tune.tune(asked, [0], how=how())
+    assert started.read_text() == before + "8 16 16 0\n"
+    monkeypatch.setattr(catalogue, "build", lambda: "another")
+    tune.tune(asked, [0], how=how())
+    assert started.read_text() == before + "8 16 16 0\n" * 2
+
+
+def test_a_kernel_that_fails_its_test_on_the_device_is_named(how, capsys):
+    tune.tune(grid([16], shapes=[(8, 16)]), [0], how=how("dropping"))
+    said = capsys.readouterr().out
+    assert f"not timed: kernel {standin_tune_child.KERNEL}: relative L2 inf" in said
+
+
+def test_candidates_are_the_librarys_and_each_kernel_that_takes_the_product():
+    kernels = sorted(EVERY_KERNEL)
+    few, many = Cell(64, 256, 256), Cell(64, 256, 257)
+    taking = {f"kernel/{one.name}" for one in catalogue.that_take(64, 256)}
+    assert taking
+    assert set(candidates.solutions(few, "Gemm_Rocblas_1", kernels)) == {"Gemm_Rocblas_1", *taking}
+    assert candidates.solutions(many, "Gemm_Rocblas_1", kernels) == ["Gemm_Rocblas_1"]
+    assert candidates.solutions(few, "Default", ["gemm_skinny_64x16_w2"]) == [
+        "kernel/gemm_skinny_64x16_w2"
+    ]
+    assert candidates.solutions(Cell(33, 256, 4), "", kernels) == []
+
+
+LIBRARY, OURS, SLOW = "Gemm_Rocblas_1", "kernel/a", "kernel/b"
+
+
+@pytest.mark.parametrize(
+    ("errors", "times", "outcome", "solution", "wrong"),
+    [
+        ({LIBRARY: 1e-3, OURS: 1e-3, SLOW: 1e-3}, (6, 5, 7, 9), "won", OURS, ()),
+        ({LIBRARY: 1e-3, OURS: 1e-3, SLOW: 1e-3}, (4, 5, 7, 9), "won", LIBRARY, ()),
+        ({LIBRARY: 1e-3, OURS: 9e-3, SLOW: 1e-3}, (6, 5, 7, 9), "won", LIBRARY, (OURS,)),
+        ({LIBRARY: math.nan, OURS: 1e-3, SLOW: 1e-3}, (4, 5, 7, 9), "won", OURS, (LIBRARY,)),
+        ({LIBRARY: 1e-3, OURS: 1e-3, SLOW: 1e-3}, (6, 5, 7, 5), "lost", OURS, ()),
+        ({OURS: 1e-3}, (0, 5, 0, 9), "won", OURS, ()),
+        ({LIBRARY: 9e-3, OURS: math.nan}, (1, 1, 1, 9), "wrong", LIBRARY, (LIBRARY, OURS)),
+        ({}, (0, 0, 0, 9), "lost", "", ()),
+    ],
+)
+def test_the_fastest_of_those_that_are_right_wins_if_stock_is_slower(
+    errors, times, outcome, solution, wrong
+):
+    tried = [Candidate(name, error) for name, error in errors.items()]
+    names = (LIBRARY, OURS, SLOW, candidates.STOCK)
+    timed = {name: [us * 2.0, us, us / 2.0] for name, us in zip(names, times, strict=True)}
+    right = {candidates.STOCK, *(one.solution for one in tried if one.is_right)}
+    found = candidates.fastest(
+        Cell(8, 16, 4), tried, {k: v for k, v in timed.items() if k in right}, kernels="build"
+    )
+    assert (found.outcome, found.solution, tuple(found.wrong)) == (outcome, solution, wrong)
+    assert found.kernels == "build"
+    if outcome == "won":
+        assert (found.us, found.stock_us) == (timed[solution][1], 9.0)
+        assert set(found.others) == right - {candidates.STOCK, solution}
 
 
 def test_another_device_or_version_has_a_record_of_its_own(how):

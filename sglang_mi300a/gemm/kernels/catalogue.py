@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sglang_mi300a import code_objects
+
+ROOM = "gemm"
 LANES = 64
 ROW_TILE = 16
 STEP_BYTES = 64
@@ -93,3 +96,12 @@ def named(name: str) -> SkinnyKernel:
 def that_take(n: int, k: int) -> tuple[SkinnyKernel, ...]:
     """Return the variants that compute products with weights ``[n, k]``; maybe none."""
     return tuple(kernel for kernel in KERNELS if kernel.takes(n, k))
+
+
+def build() -> str:
+    """Return what names the build of the code object: times of another build mean nothing to it.
+
+    Raises:
+        UserError: It is missing, or older than its sources.
+    """
+    return code_objects.load(ROOM).digest[:16]
