@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,9 @@ ALLOW_UNTUNED = "SGLANG_MI300A_ALLOW_UNTUNED"
 DENSE_KERNELS = "SGLANG_MI300A_DENSE_KERNELS"
 """``library`` leaves dense products of few tokens to the library; default ``own``: our kernels,
 where no applied table says otherwise."""
+
+UNTUNED_FILE = "PYTORCH_TUNABLEOP_UNTUNED_FILENAME"
+"""Where TunableOp writes products that it has no row for, while it records them."""
 
 ACCUMULATE = "SGLANG_MI300A_ACCUMULATE"
 """``TOKENS/PASSES``: prompts wait for so many new tokens in the queue, or so many passes; ``0``:
@@ -263,6 +267,24 @@ def given(names: Iterable[str]) -> dict[str, str]:
 def get(name: str) -> str | None:
     """Return a variable that stock SGLang or ROCm reads, for reports and judgements."""
     return os.environ.get(name)
+
+
+@contextmanager
+def untuned_products_into(path: Path) -> Iterator[None]:
+    """Let TunableOp write products without a row into a file; it looks for it at its first one.
+
+    Args:
+        path: TunableOp puts the device ordinal before its suffix.
+    """
+    before = os.environ.get(UNTUNED_FILE)
+    os.environ[UNTUNED_FILE] = str(path)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[UNTUNED_FILE]
+        else:
+            os.environ[UNTUNED_FILE] = before
 
 
 def child_environment(extra: Mapping[str, str], *, without: str = "") -> dict[str, str]:

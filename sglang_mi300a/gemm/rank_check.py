@@ -8,7 +8,7 @@ from typing import Any
 
 from sglang_mi300a import boot_report, settings
 from sglang_mi300a.errors import UserError
-from sglang_mi300a.gemm import live_stack, own_products, padding, staging
+from sglang_mi300a.gemm import live_stack, lookup_probe, own_products, padding, staging
 from sglang_mi300a.gemm.shape_grid import Cell
 
 
@@ -19,7 +19,8 @@ def look(record: settings.Resolved) -> None:
     falls into a graph capture fails there (HIP error 900).
 
     Raises:
-        UserError: A version differs by a byte, another file is in use, or a row is missing.
+        UserError: A version differs by a byte, another file is in use, a row is missing, or the
+            probe of one row fails.
     """
     boot_report.add_fact("gemm", padding.of_this_process().report)
     boot_report.add_fact("dense_kernels", own_products.of_this_process().report)
@@ -31,7 +32,8 @@ def look(record: settings.Resolved) -> None:
     if record.gemm.get("table"):
         import torch
 
-        said = check(torch.cuda.tunable, record, torch.cuda.current_device())
+        ordinal = torch.cuda.current_device()
+        said = check(torch.cuda.tunable, record, ordinal, lookup_probe.run_product)
         boot_report.add_fact("gemm_table", said)
         print(f"sglang-mi300a: {said}", file=sys.stderr, flush=True)
 
@@ -46,17 +48,21 @@ def _start_own_kernels(record: settings.Resolved) -> None:
         print(f"sglang-mi300a: {line}", file=sys.stderr, flush=True)
 
 
-def check(tunable: Any, record: settings.Resolved, ordinal: int) -> str:
-    """Return what TunableOp holds of a record's table, in words.
+def check(
+    tunable: Any, record: settings.Resolved, ordinal: int, product: lookup_probe.Product
+) -> str:
+    """Return what TunableOp holds of a record's table, and that it serves from it, in words.
 
     Raises:
-        UserError: See :func:`live_stack.check`; not where serving untuned was allowed.
+        UserError: See :func:`live_stack.check` and :func:`lookup_probe.prove`; not where serving
+            untuned was allowed.
     """
     grid = padding.grid_in(record)
     cells = [Cell(n, k, m) for (n, k), counts in grid.items() for m in counts]
     try:
         applied = staging.read(Path(record.gemm["table"]))
-        return str(live_stack.check(tunable, applied, ordinal, cells))
+        loaded = live_stack.check(tunable, applied, ordinal, cells)
+        return f"{loaded}; {lookup_probe.prove(tunable, applied.table, product)}"
     except UserError as error:
         if not record.gemm["allow_untuned"]:
             raise

@@ -3,7 +3,8 @@
 Written from PyTorch's documentation and from what operators reported, not from this package's
 reader: lines are split at LF and commas and nothing else, a file whose validators differ by a byte
 is dropped whole and silently, a second row for a key is ignored, any solution is taken until a
-product asks for it.
+product asks for it, products without a row are written down on demand, and where that is on from
+the beginning no file is read.
 """
 
 import os
@@ -35,6 +36,9 @@ class TunableOpOf213:
         self._read = False
         self._enabled = False
         self._tuning = True
+        self._recording = False
+        self._untuned = None
+        self._recorded = set()
 
     def enable(self, value=True):
         self._enabled = value
@@ -47,6 +51,11 @@ class TunableOpOf213:
 
     def tuning_is_enabled(self):
         return self._environment.get("PYTORCH_TUNABLEOP_TUNING") == "1" or self._tuning
+
+    def record_untuned_enable(self, value=True):
+        self._recording = value
+        if not value:
+            self._untuned = None
 
     def get_validators(self):
         return tuple(self._validators.items())
@@ -86,13 +95,26 @@ class TunableOpOf213:
         """Return the solution that a bf16 ``F.linear`` would run."""
         if not self.is_enabled():
             return "Default"
-        if not self._read:
+        if not self._read and not self._recording:
             self.read_file()
         key = ("GemmTunableOp_BFloat16_TN", f"tn_{n}_{m}_{k}_ld_{k}_{k}_{n}")
+        if self._recording and not self.tuning_is_enabled() and key not in self._results:
+            self._record(key)
         solution, _ = self._results.get(key, ("Default", 0.0))
         if solution not in CANDIDATES:
             raise UnknownSolutionError(solution)
         return solution
+
+    def _record(self, key):
+        if self._untuned is None:
+            name = os.environ.get("PYTORCH_TUNABLEOP_UNTUNED_FILENAME", "tunableop_untuned.csv")
+            stem, dot, suffix = name.rpartition(".")
+            self._untuned = Path(f"{stem}{self._ordinal}{dot}{suffix}")
+            self._untuned.write_text("")
+        if key not in self._recorded:
+            self._recorded.add(key)
+            with self._untuned.open("a") as file:
+                file.write(",".join(key) + "\n")
 
     def _writes_at_exit(self):
         return self.tuning_is_enabled()

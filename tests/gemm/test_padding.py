@@ -7,7 +7,7 @@ import torch
 
 from sglang_mi300a import boot_report, settings
 from sglang_mi300a.errors import UserError
-from sglang_mi300a.gemm import hooks, live_stack, padding, rank_check, staging
+from sglang_mi300a.gemm import hooks, live_stack, lookup_probe, padding, rank_check, staging
 from sglang_mi300a.gemm.padding import RowPadding
 from sglang_mi300a.gemm.shape_grid import Cell
 from tests.gemm.sample_tables import ROWS, table
@@ -131,19 +131,39 @@ def record_of(applied, **changes):
     return dataclasses.replace(RECORD, gemm=padding.as_record(grid, applied.directory, **changes))
 
 
+def served_by(tunable):
+    def product(cell):
+        tunable.product(*cell)
+        return 1e-3
+
+    return product
+
+
+def test_a_rank_whose_tunableop_serves_nothing_stops_unless_untuned_is_allowed(tmp_path, rows):
+    applied = staging.apply(table(), tmp_path / "tables", 4)
+    tunable = TunableOpOf29(applied.environment(), 0)
+    with pytest.raises(UserError, match="it did not see a product"):
+        rank_check.check(tunable, record_of(applied), 0, lambda _: 0.0)
+    allowed = record_of(applied, allow_untuned=True)
+    said = rank_check.check(tunable, allowed, 0, lambda _: 0.0)
+    assert said.startswith("serving untuned: TunableOp, 32 x 4096, M 4: found it did not see")
+
+
 def test_a_rank_says_what_its_tunableop_holds(tmp_path):
     applied = staging.apply(table(), tmp_path / "tables", 4)
     tunable = TunableOpOf29(applied.environment(), 3)
-    said = rank_check.check(tunable, record_of(applied), 3)
+    said = rank_check.check(tunable, record_of(applied), 3, served_by(tunable))
     assert said.startswith("gemm table on device 3: 3 rows loaded, ")
+    assert said.endswith("; 32 x 4096, M 4: looked up and found, Gemm_Rocblas_7")
 
 
 def test_a_rank_of_other_software_stops_unless_untuned_is_allowed(tmp_path, rows):
     applied = staging.apply(table(), tmp_path / "tables", 4)
     tunable = TunableOpOf29(applied.environment(), 0, {**STACK, "HIPBLASLT_VERSION": "1"})
     with pytest.raises(UserError, match="HIPBLASLT_VERSION"):
-        rank_check.check(tunable, record_of(applied), 0)
-    said = rank_check.check(tunable, record_of(applied, allow_untuned=True), 0)
+        rank_check.check(tunable, record_of(applied), 0, served_by(tunable))
+    allowed = record_of(applied, allow_untuned=True)
+    said = rank_check.check(tunable, allowed, 0, served_by(tunable))
     assert said.startswith("serving untuned: ")
     assert "HIPBLASLT_VERSION" in said
     hooks._linear(linear([]), None, Layer(), torch.randn((3, 64)))
@@ -166,9 +186,12 @@ def test_before_the_first_weight_a_rank_runs_a_product_checks_its_table_and_repo
     ran = []
     monkeypatch.setattr(live_stack, "run_first_product", lambda: ran.append(True))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "tunable", TunableOpOf29(applied.environment(), 2))
+    tunable = TunableOpOf29(applied.environment(), 2)
+    monkeypatch.setattr(torch.cuda, "tunable", tunable)
+    monkeypatch.setattr(lookup_probe, "run_product", served_by(tunable))
     rank_check.look(record_of(applied))
     assert ran == [True]
+    assert "M 4: looked up and found, Gemm_Rocblas_7" in boot_report.facts()["gemm_table"]
     assert "gemm table on device 2: 3 rows loaded" in capsys.readouterr().err
     assert "device 2" in boot_report.facts()["gemm_table"]
     assert boot_report.facts()["gemm"] is rows.report
