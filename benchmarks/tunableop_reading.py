@@ -28,13 +28,24 @@ CELL = Cell(512, 4096, 16)
 ROW = f"{tunableop_csv.OPERATION},{tunableop_csv.key_of(CELL)},Default,0.25\n"
 
 CHILD = """
-import json, sys, torch
+import json, os, sys, torch
 tunable = torch.cuda.tunable
-x = torch.ones(({m}, {k}), dtype=torch.bfloat16, device="cuda")
+x = torch.ones(({m} + 1, {k}), dtype=torch.bfloat16, device="cuda")
 w = torch.ones(({n}, {k}), dtype=torch.bfloat16, device="cuda")
 if "calm" in sys.argv and hasattr(tunable, "write_file_on_exit"):
     tunable.write_file_on_exit(False)
-y = torch.nn.functional.linear(x, w)
+def record():
+    os.environ["PYTORCH_TUNABLEOP_UNTUNED_FILENAME"] = sys.argv[1]
+    tunable.record_untuned_enable(True)
+if "record first" in sys.argv:
+    record()
+y = torch.nn.functional.linear(x[:{m}], w)
+if "record then" in sys.argv:
+    record()
+if any(word.startswith("record") for word in sys.argv):
+    torch.nn.functional.linear(x[:{m}], w)
+    torch.nn.functional.linear(x, w)
+    tunable.record_untuned_enable(False)
 torch.cuda.synchronize()
 print("SAYS " + json.dumps({{
     "validators": dict(tunable.get_validators()),
@@ -62,14 +73,18 @@ CASES: dict[str, Spoil] = {
 }
 
 
-def run_case(text: str | None, directory: Path, *, tuning: bool, calm: bool) -> dict[str, Any]:
+def run_case(
+    text: str | None, directory: Path, *, tuning: bool = False, words: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """Return what a process that is told this file says, and what became of the file.
 
     Args:
         text: The file's content, or None for no file.
         directory: Where it lies.
         tuning: Whether tuning is on.
-        calm: Whether the process turns rewriting at exit off, where its torch can.
+        words: ``calm``: the process turns rewriting at exit off, where its torch can; ``record
+            first`` and ``record then``: it lets products without a row be written down, from the
+            beginning or after its first product, and makes one more row of it.
     """
     path = directory / "t0.csv"
     path.unlink(missing_ok=True)
@@ -84,17 +99,21 @@ def run_case(text: str | None, directory: Path, *, tuning: bool, calm: bool) -> 
     )
     child = CHILD.format(n=CELL.n, k=CELL.k, m=CELL.m)
     done = subprocess.run(
-        [sys.executable, "-c", child, *(["calm"] if calm else [])],
+        [sys.executable, "-c", child, str(directory / "untuned.csv"), *words],
         env=environment, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     said = [line for line in done.stdout.splitlines() if line.startswith("SAYS ")]
     after = path.read_bytes() if path.is_file() else None
+    untuned = directory / "untuned0.csv"
+    recorded = untuned.read_text().splitlines() if untuned.is_file() else None
+    untuned.unlink(missing_ok=True)
     return {
         "exit_code": done.returncode,
         "changed": after != (None if text is None else text.encode()),
         "error": (done.stderr.strip().splitlines() or [""])[-1][:200] if done.returncode else "",
         **(json.loads(said[0].removeprefix("SAYS ")) if said else {}),
         "after": None if after is None else after.decode(errors="replace"),
+        **({} if recorded is None else {"untuned": recorded}),
     }
 
 
@@ -112,15 +131,15 @@ def main() -> int:
         return 2
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
-        tuned = run_case(None, directory, tuning=True, calm=False)
+        tuned = run_case(None, directory, tuning=True)
         head = "".join(f"Validator,{n},{v}\n" for n, v in tuned["validators"].items())
         cases = {"no file, tuning on": tuned}
         for name, spoil in CASES.items():
-            cases[name] = run_case(spoil(head + ROW), directory, tuning=False, calm=False)
-        cases["no file"] = run_case(None, directory, tuning=False, calm=False)
-        cases["CRLF, calm"] = run_case(
-            CASES["CRLF"](head + ROW), directory, tuning=False, calm=True
-        )
+            cases[name] = run_case(spoil(head + ROW), directory)
+        cases["no file"] = run_case(None, directory)
+        cases["CRLF, calm"] = run_case(CASES["CRLF"](head + ROW), directory, words=("calm",))
+        for words in (("record then",), ("record first",)):
+            cases[words[0]] = run_case(head + ROW, directory, words=words)
     for case in cases.values():
         case["filename"] = Path(case.get("filename", "")).name
     report = {

@@ -147,8 +147,9 @@ def tune(
 
         run = TuningRun(how, record, samples=samples, done=count, kernels=kernels)
         run.over(batches, ordinals)
-    for name, why in run.dropped.items():
-        print(f"  not timed: kernel {name}: {why}")
+    for why in sorted(set(run.dropped.values())):
+        names = ", ".join(name for name, said in run.dropped.items() if said == why)
+        print(f"  kernels not timed ({names}): {why}")
     return _finish(record, machine, kernels)
 
 

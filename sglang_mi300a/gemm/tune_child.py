@@ -16,7 +16,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,8 @@ class Tuner:
         for _ in range(samples if graphs else 0):
             for name, graph in graphs.items():
                 times[name].append(self._us(graph))
-        return candidates.fastest(cell, tried, times, kernels=self._kernels_build)
+        found = candidates.fastest(cell, tried, times, kernels=self._kernels_build)
+        return found if tried else replace(found, solution=tuned)
 
     def _copies(self, cell: Cell) -> list[Any]:
         """Return as many weights as fill more than a cache; made once for a shape."""
