@@ -1,19 +1,15 @@
 """Run skinny products on the interpreter, and what they are compared with."""
 
-import shutil
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-import torch
 
 from sglang_mi300a.gemm.kernels.catalogue import SkinnyKernel
-from tests import repository
-from tests.gfx942 import toolchain
+from tests.gfx942 import room
 from tests.gfx942.counters import Counters
 from tests.gfx942.machine import Machine
-
-SOURCE = repository.ROOT / "csrc" / "gemm" / "gemm.hip"
+from tests.gfx942.room import COMPILERS, from_bf16, to_bf16
 
 RELATIVE_L2 = 2.2e-3
 """Of values rounded to bf16 once: up to 2^-8 each, 1.7e-3 over all."""
@@ -22,30 +18,9 @@ BEFORE_ROUNDING = 1e-3
 """Relative L2 to a result that was rounded alike: what the order of float32 sums may change."""
 
 
-COMPILERS = [name for v in range(19, 30) if shutil.which(name := f"clang-{v}")] or ["clang"]
-"""Those at hand. The first builds what all other tests run."""
-
-
-@cache
 def machine(compiler: str = COMPILERS[0]) -> Machine:
     """Return the room's code object, loaded."""
-    if compiler == COMPILERS[0]:
-        return Machine(toolchain.compile_hip(SOURCE))
-    folders = (SOURCE.parent, SOURCE.parent.parent)
-    sources = [path.read_bytes() for f in folders for path in sorted(f.glob("*.h*"))]
-    command = [compiler, *toolchain.HIP_FLAGS, "-I", SOURCE.parent.parent, SOURCE, "-o"]
-    key = [toolchain.run([compiler, "--version"]), *toolchain.HIP_FLAGS, *sources]
-    return Machine(toolchain.kept(".co", key, lambda out: toolchain.run([*command, out])))
-
-
-def to_bf16(values: np.ndarray) -> np.ndarray:
-    """Return bf16 bits (uint16), to nearest, ties to even."""
-    return torch.from_numpy(np.array(values, np.float32)).bfloat16().view(torch.uint16).numpy()
-
-
-def from_bf16(bits: np.ndarray) -> np.ndarray:
-    """Return the float32 values of bf16 bits."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
+    return room.machine("gemm", compiler)
 
 
 @cache
@@ -104,9 +79,3 @@ def run(
     assert all((out[num_tokens] == 0xFFFF).all() for out in outs)
     wanted = tuple(from_bf16(x) @ from_bf16(w).T for w in weights)
     return Ran(tuple(out[:num_tokens] for out in outs), wanted, counters)
-
-
-def relative_l2(got: np.ndarray, want: np.ndarray) -> float:
-    """Return the relative L2 distance."""
-    wide = want.astype(np.float64)
-    return float(np.linalg.norm(got.astype(np.float64) - wide) / np.linalg.norm(wide))

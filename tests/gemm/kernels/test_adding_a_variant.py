@@ -8,7 +8,7 @@ import pytest
 from sglang_mi300a.gemm.kernels.catalogue import KERNELS, SkinnyKernel
 from tests import repository
 from tests.gemm.kernels import counting, running, test_static_budget
-from tests.gfx942 import toolchain
+from tests.gfx942 import room, toolchain
 from tests.gfx942.machine import Machine
 
 PAGE = (repository.ROOT / "csrc/README.md").read_text(encoding="utf-8")
@@ -39,8 +39,8 @@ def test_the_added_kernel_computes_products(extended):
     for num_tokens in (1, 17, 33):
         ran = running.run(KERNEL, num_tokens, (32, 16), 2048, on=extended)
         for out, wanted in zip(ran.outs, ran.wanted, strict=True):
-            got = running.from_bf16(out)
-            assert running.relative_l2(got, wanted) <= running.RELATIVE_L2
+            got = room.from_bf16(out)
+            assert room.relative_l2(got, wanted) <= running.RELATIVE_L2
 
 
 def test_the_added_kernel_keeps_the_bounds_of_its_row(extended):

@@ -8,6 +8,7 @@ import pytest
 
 from sglang_mi300a.gemm.kernels import catalogue
 from tests.gemm.kernels import running
+from tests.gfx942 import room
 
 KS = (256, 2048, 4096, 8192)
 """Of the model's products on a rank of four; 8192 is the draft's fc."""
@@ -18,10 +19,10 @@ CASES = [(kernel, k) for kernel in catalogue.KERNELS for k in KS if kernel.takes
 
 def check(ran):
     for out, wanted in zip(ran.outs, ran.wanted, strict=True):
-        got = running.from_bf16(out)
-        rounded = running.from_bf16(running.to_bf16(wanted))
-        assert running.relative_l2(got, rounded) <= running.BEFORE_ROUNDING
-        assert running.relative_l2(got, wanted) <= running.RELATIVE_L2
+        got = room.from_bf16(out)
+        rounded = room.from_bf16(room.to_bf16(wanted))
+        assert room.relative_l2(got, rounded) <= running.BEFORE_ROUNDING
+        assert room.relative_l2(got, wanted) <= running.RELATIVE_L2
 
 
 @pytest.mark.parametrize(("kernel", "k"), CASES, ids=lambda v: getattr(v, "name", v))
@@ -54,7 +55,7 @@ def test_what_is_no_number_stays_in_its_row():
     arguments = [weights, out, 32, None, None, 0, x, 8192, 3, 8192, 1]
     values = [np.uint32(a) if isinstance(a, int) else a for a in arguments]
     running.machine().launch(kernel.name, (1, 1), (kernel.threads,), values)
-    got = running.from_bf16(out)
+    got = room.from_bf16(out)
     assert np.isfinite(got[0]).all()
     assert np.isnan(got[1:]).all()  # infinity too: what is 2^112 or more is rounded to NaN
 

@@ -6,12 +6,13 @@ import pytest
 
 from sglang_mi300a.gemm.kernels import catalogue
 from tests.gemm.kernels import counting, running
+from tests.gfx942 import room
 
 KERNELS = catalogue.KERNELS
 BY_NAME = {"argvalues": KERNELS, "ids": lambda kernel: kernel.name}
 
 
-@pytest.fixture(params=running.COMPILERS)
+@pytest.fixture(params=room.COMPILERS)
 def built(request):
     """The code object of each compiler at hand."""
     return running.machine(request.param)

@@ -1,6 +1,5 @@
 """Run the launches of an expert layer on the interpreter, and what they are compared with."""
 
-import shutil
 from dataclasses import dataclass
 from functools import cache
 
@@ -13,13 +12,12 @@ from sglang_mi300a.moe.kernels.restripe import restriped
 from sglang_mi300a.moe.kernels.steps import Layer, Step
 from sglang_mi300a.moe.kernels.work_split import local_experts
 from sglang_mi300a.moe.reference import expert_layer
-from tests import repository
-from tests.gfx942 import toolchain
+from tests.gfx942 import room
 from tests.gfx942.counters import Counters
 from tests.gfx942.machine import Machine
+from tests.gfx942.room import COMPILERS, from_bf16, to_bf16
 
 HIDDEN = stream_layout.HIDDEN
-SOURCE = repository.ROOT / "csrc" / "moe" / "moe.hip"
 
 ONE_ROUNDING = 2.2e-3
 """Relative L2 of many values rounded to bf16 once: up to 2^-8 each, 1.7e-3 over all."""
@@ -29,30 +27,9 @@ THREE_ROUNDINGS = 3.2e-3
 best published kernel for these weights is at 2.3e-3 to 3.2e-3 by the same measure."""
 
 
-COMPILERS = [name for v in range(19, 30) if shutil.which(name := f"clang-{v}")] or ["clang"]
-"""Those at hand. The first builds what all other tests run."""
-
-
-@cache
 def machine(compiler: str = COMPILERS[0]) -> Machine:
     """Return the room's code object, loaded."""
-    if compiler == COMPILERS[0]:
-        return Machine(toolchain.compile_hip(SOURCE))
-    folders = (SOURCE.parent, SOURCE.parent.parent)
-    sources = [path.read_bytes() for f in folders for path in sorted(f.glob("*.h*"))]
-    command = [compiler, *toolchain.HIP_FLAGS, "-I", SOURCE.parent.parent, SOURCE, "-o"]
-    key = [toolchain.run([compiler, "--version"]), *toolchain.HIP_FLAGS, *sources]
-    return Machine(toolchain.kept(".co", key, lambda out: toolchain.run([*command, out])))
-
-
-def to_bf16(values: np.ndarray) -> np.ndarray:
-    """Return bf16 bits (uint16), to nearest, ties to even."""
-    return torch.from_numpy(np.array(values, np.float32)).bfloat16().view(torch.uint16).numpy()
-
-
-def from_bf16(bits: np.ndarray) -> np.ndarray:
-    """Return the float32 values of bf16 bits."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
+    return room.machine("moe", compiler)
 
 
 # -- problems -------------------------------------------------------------------------------------
@@ -322,10 +299,3 @@ def expected(weights: Weights, batch: Batch, shared: Shared | None = None) -> np
         logits = hidden.astype(np.float64) @ from_bf16(shared.gate)
         out = out + (rows / (1 + np.exp(-logits))[:, None]).astype(np.float32)
     return out
-
-
-def relative_l2(got: np.ndarray, want: np.ndarray) -> float:
-    """Return the relative L2 distance; where nothing is wanted, the distance itself."""
-    wide = want.astype(np.float64)
-    size, distance = np.linalg.norm(wide), np.linalg.norm(got.astype(np.float64) - wide)
-    return float(distance / size) if size else float(distance)

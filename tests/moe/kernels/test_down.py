@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from sglang_mi300a.moe.kernels import catalogue, steps, work_split
+from tests.gfx942 import room
 from tests.moe.kernels import running
 
 VARIANTS = [k for k in catalogue.MATRIX_KERNELS if k.op == "down"]
@@ -28,16 +29,16 @@ def down(kernel, batch, outputs=OUTPUTS, *, num_cus=2, order="forward", seed=0):
     buffers[steps.WORK][: by_expert.work.nbytes] = by_expert.work.reshape(-1).view(np.uint8)
     num_rows = len(by_expert.tokens)
     rng = np.random.default_rng([inner, num_rows])
-    values = running.to_bf16(rng.standard_normal((num_rows, inner)))
-    scaled = running.from_bf16(values) * np.float32(layer.activation_factor)
+    values = room.to_bf16(rng.standard_normal((num_rows, inner)))
+    scaled = room.from_bf16(values) * np.float32(layer.activation_factor)
     stored = buffers[steps.INNER].view(np.uint16).reshape(-1, inner)  # rows behind are NaN
-    stored[:num_rows] = running.to_bf16(scaled)
+    stored[:num_rows] = room.to_bf16(scaled)
     buffers[steps.W2_STREAM] = running.stream_of(weights, "w2", kernel.weights)
     step = steps.down(layer)
     assert step.kernel == kernel.name
     running.launch(step, buffers, order, seed)
     rows = buffers[steps.ROWS].view(np.uint16).reshape(-1, outputs)
-    return rows, running.from_bf16(values), by_expert, weights
+    return rows, room.from_bf16(values), by_expert, weights
 
 
 def assert_right(kernel, batch, outputs=OUTPUTS, **options):
@@ -48,8 +49,8 @@ def assert_right(kernel, batch, outputs=OUTPUTS, **options):
     for expert, first, count, _ in by_expert.work[1 : 1 + by_expert.work[0, 0]]:
         here = slice(first, first + count)
         want[here] = inner[here] @ weights.dense("w2", expert).T
-    values = running.from_bf16(got[:num_rows])
-    assert running.relative_l2(values, want) < running.ONE_ROUNDING
+    values = room.from_bf16(got[:num_rows])
+    assert room.relative_l2(values, want) < running.ONE_ROUNDING
     assert (np.abs(values - want) < 2.0**-8 * np.abs(want) + 3e-5).all()
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from sglang_mi300a.moe.kernels import catalogue, steps
+from tests.gfx942 import room
 from tests.moe.kernels import running
 
 NEURONS = {"TP 4": 256, "TP 2": 512, "EP 4": 1024}
@@ -30,7 +31,7 @@ def result(split, format_, token_tile, num_tokens, routing, with_shared=False):
 
 def assert_close(got, weights, batch, shared=None):
     want = running.expected(weights, batch, shared)
-    distance = running.relative_l2(running.from_bf16(got), want)
+    distance = room.relative_l2(room.from_bf16(got), want)
     assert distance < running.THREE_ROUNDINGS
     return distance
 
@@ -133,9 +134,9 @@ def test_expert_parallel_ranks_add_up_to_the_layer(token_tile):
         layer = replace(layer, num_global_ids=0)
         assert np.array_equal(running.run(layer, part, by_local_ids).out, with_map)
         assert_close(with_map, part, by_map)
-        total += running.from_bf16(with_map)
+        total += room.from_bf16(with_map)
     # Three results were rounded before they were added.
-    assert running.relative_l2(total, running.expected(whole, batch)) < running.THREE_ROUNDINGS
+    assert room.relative_l2(total, running.expected(whole, batch)) < running.THREE_ROUNDINGS
 
 
 def test_the_launches_can_be_recorded_and_replayed_with_other_ids():
@@ -162,11 +163,11 @@ def test_extreme_scales_and_activations_stay_right():
     low = rng.integers(exact[0], 122, weights.w13_scale.shape, dtype=np.uint8)
     wide = running.Weights(weights.w13, low, weights.w2, weights.w2_scale)
     batch = running.random_batch(3, NUM_EXPERTS, TOP_K, "uniform")
-    hidden = running.from_bf16(batch.hidden) * np.exp2(
+    hidden = room.from_bf16(batch.hidden) * np.exp2(
         rng.integers(-60, 3, batch.hidden.shape)
     ).astype(np.float32)
     hidden[:, ::7] = 0
-    batch = replace(batch, hidden=running.to_bf16(hidden))
+    batch = replace(batch, hidden=room.to_bf16(hidden))
     for format_ in ("subnormals", "bf8"):
         layer = running.layer_of(wide, batch, format_, 16)
         assert_close(running.run(layer, wide, batch).out, wide, batch)
@@ -177,6 +178,6 @@ def test_a_nan_activation_reaches_its_token_and_no_other():
     hidden = batch.hidden.copy()
     hidden[2, 1000] = 0x7FC0
     spoilt = running.run(layer, weights, replace(batch, hidden=hidden)).out
-    assert np.isnan(running.from_bf16(spoilt[2])).all()
+    assert np.isnan(room.from_bf16(spoilt[2])).all()
     others = [0, 1, 3, 4, 5]
     assert np.array_equal(spoilt[others], clean.out[others])

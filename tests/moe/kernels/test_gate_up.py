@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from sglang_mi300a.moe.kernels import catalogue, steps, work_split
+from tests.gfx942 import room
 from tests.moe.kernels import running
 
 VARIANTS = [k for k in catalogue.MATRIX_KERNELS if k.op == "gate_up"]
@@ -26,8 +27,8 @@ def prepared(kernel, batch, inner, num_cus, num_experts=NUM_EXPERTS):
         buffers[name][: value.nbytes] = value.reshape(-1).view(np.uint8)
     buffers[steps.HIDDEN_STATES] = running.read_only(batch.hidden)
     if layer.scales_activations:
-        scaled = running.from_bf16(batch.hidden) * np.float32(layer.activation_factor)
-        buffers[steps.SCALED] = running.to_bf16(scaled)
+        scaled = room.from_bf16(batch.hidden) * np.float32(layer.activation_factor)
+        buffers[steps.SCALED] = room.to_bf16(scaled)
     buffers[steps.W13_STREAM] = running.stream_of(weights, "w13", kernel.weights)
     step = steps.gate_up(layer)
     assert step.kernel == kernel.name
@@ -51,7 +52,7 @@ def gate_up(
 
 def expected_rows(weights, batch, by_expert, inner):
     rows = np.zeros((len(by_expert.tokens), inner), np.float32)
-    hidden = running.from_bf16(batch.hidden)
+    hidden = room.from_bf16(batch.hidden)
     for expert, first, count, _ in by_expert.work[1 : 1 + by_expert.work[0, 0]]:
         tokens = by_expert.tokens[first : first + count]
         rows[first : first + count] = running.expert_inner(weights, expert, hidden[tokens])
@@ -62,11 +63,11 @@ def assert_right(kernel, batch, inner=32, **options):
     got, by_expert, weights = gate_up(kernel, batch, inner, **options)
     num_rows = len(by_expert.tokens)
     assert (got[num_rows:] == UNTOUCHED).all()
-    values = running.from_bf16(got[:num_rows]) / np.float32(
+    values = room.from_bf16(got[:num_rows]) / np.float32(
         catalogue.ACTIVATION_FACTORS[kernel.weights]
     )
     want = expected_rows(weights, batch, by_expert, inner)
-    assert running.relative_l2(values, want) < running.ONE_ROUNDING
+    assert room.relative_l2(values, want) < running.ONE_ROUNDING
     # And each value by itself: one rounding, and float32 sums of 4096 products before it.
     assert (np.abs(values - want) < 2.0**-8 * np.abs(want) + 3e-5).all()
     return got

@@ -14,6 +14,7 @@ from sglang_mi300a.moe import hip_rung, launching, selftest
 from sglang_mi300a.moe.hip_rung import HipRung
 from sglang_mi300a.moe.kernels import signatures, workspace
 from sglang_mi300a.moe.rungs import Experts, ExpertSizes
+from tests.gfx942 import room
 from tests.launcher import standin
 from tests.moe.kernels import running
 
@@ -45,7 +46,7 @@ def batch_of(hip, num_tokens, seed=0):
 
 
 def distance(out, weights, batch):
-    return running.relative_l2(out.float().numpy(), running.expected(weights, batch))
+    return room.relative_l2(out.float().numpy(), running.expected(weights, batch))
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from sglang_mi300a.moe.kernels import steps, work_split
+from tests.gfx942 import room
 from tests.moe.kernels import running
 
 HIDDEN = running.HIDDEN
@@ -115,11 +116,11 @@ def test_activations_are_scaled_exactly_whatever_they_are():
     _, buffers = sort(batch, 4, 16, format_="subnormals")
     got = buffers[steps.SCALED].view(np.uint16).reshape(patterns.shape)
     with np.errstate(over="ignore", invalid="ignore"):
-        want = running.from_bf16(patterns) * np.float32(2.0**64)
+        want = room.from_bf16(patterns) * np.float32(2.0**64)
     number = ~np.isnan(want)
-    assert np.array_equal(running.from_bf16(got)[number], want[number])  # no rounding: exact
-    assert np.isnan(running.from_bf16(got)[~number]).all()
-    overflow = np.isinf(want) & np.isfinite(running.from_bf16(patterns))
+    assert np.array_equal(room.from_bf16(got)[number], want[number])  # no rounding: exact
+    assert np.isnan(room.from_bf16(got)[~number]).all()
+    overflow = np.isinf(want) & np.isfinite(room.from_bf16(patterns))
     assert overflow.any()  # beyond 2^64 a value becomes infinite, it does not wrap
 
 
@@ -136,8 +137,8 @@ def test_the_shared_expert_takes_every_token(num_tokens):
     assert (work[1 + layer.shared_units :] == 0).all()
     assert buffers[steps.TOKENS][3 * num_tokens :].tolist() == list(range(num_tokens))
 
-    gate = running.from_bf16(running.random_shared(128).gate).astype(np.float64)
-    want = torch.sigmoid(torch.from_numpy(running.from_bf16(batch.hidden) @ gate)).numpy()
+    gate = room.from_bf16(running.random_shared(128).gate).astype(np.float64)
+    want = torch.sigmoid(torch.from_numpy(room.from_bf16(batch.hidden) @ gate)).numpy()
     got = buffers[steps.SHARED_WEIGHTS].view(np.float32)
     # float32 sums of 4096 products, an exponential and a reciprocal within an ulp each.
     assert np.abs(got - want).max() < 4e-6

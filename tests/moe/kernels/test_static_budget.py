@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from sglang_mi300a.moe.kernels import catalogue
+from tests.gfx942 import room
 from tests.moe.kernels import counting, running
 
 KERNELS = catalogue.MATRIX_KERNELS
@@ -35,7 +36,7 @@ SHORT_ROWS = 0.25
 """More of them where K is 128: the same stores for half the weights."""
 
 
-@pytest.fixture(params=running.COMPILERS)
+@pytest.fixture(params=room.COMPILERS)
 def built(request):
     """The code object of each compiler at hand."""
     return running.machine(request.param)
@@ -69,7 +70,7 @@ def test_enough_bytes_are_under_way(kernel):
     assert kernel.bytes_under_way >= (36 if three_waves else 48) * KIB
 
 
-@pytest.mark.parametrize("compiler", running.COMPILERS)
+@pytest.mark.parametrize("compiler", room.COMPILERS)
 @pytest.mark.parametrize("kernel", ALL, ids=lambda k: k.name)
 def test_the_ring_is_full_at_every_wait(kernel, compiler):
     left = [records for _, records in counting.waits(kernel, running.machine(compiler))]
@@ -79,7 +80,7 @@ def test_the_ring_is_full_at_every_wait(kernel, compiler):
     assert min(left) >= kernel.ring - 1
 
 
-@pytest.mark.parametrize("compiler", running.COMPILERS)
+@pytest.mark.parametrize("compiler", room.COMPILERS)
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.name)
 def test_a_record_is_sixteen_segments(kernel, compiler):
     counters, _ = counting.busy_run(kernel, running.machine(compiler))
@@ -92,7 +93,7 @@ def test_a_record_is_sixteen_segments(kernel, compiler):
     assert sum(one.segments for one in use) == 16 * loads
 
 
-@pytest.mark.parametrize("compiler", running.COMPILERS)
+@pytest.mark.parametrize("compiler", room.COMPILERS)
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.name)
 def test_executed_instructions_a_weight_stay_in_the_budget(kernel, compiler):
     counters, weights = counting.busy_run(kernel, running.machine(compiler))
@@ -106,7 +107,7 @@ def test_executed_instructions_a_weight_stay_in_the_budget(kernel, compiler):
     assert counters.by_class["mfma"] / by_lane == kernel.token_tile / 64
 
 
-@pytest.mark.parametrize("compiler", running.COMPILERS)
+@pytest.mark.parametrize("compiler", room.COMPILERS)
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.name)
 def test_the_loop_holds_nothing_but_its_work(kernel, compiler):
     counters, _ = counting.busy_run(kernel, running.machine(compiler))
@@ -127,7 +128,7 @@ def test_the_loop_holds_nothing_but_its_work(kernel, compiler):
         assert idle <= (mix["valu"] + mix["mfma"]) / 4
 
 
-@pytest.mark.parametrize("compiler", running.COMPILERS)
+@pytest.mark.parametrize("compiler", room.COMPILERS)
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.name)
 def test_the_next_unit_is_asked_for_early_and_waited_for_late(kernel, compiler):
     counters, _ = counting.busy_run(kernel, running.machine(compiler))
@@ -141,7 +142,7 @@ def test_the_next_unit_is_asked_for_early_and_waited_for_late(kernel, compiler):
     assert between >= kinds.count("mfma") / 2
 
 
-@pytest.mark.parametrize("compiler", running.COMPILERS)
+@pytest.mark.parametrize("compiler", room.COMPILERS)
 @pytest.mark.parametrize("kernel", catalogue.TIMED_KERNELS, ids=lambda k: k.name)
 def test_a_kernel_that_times_a_part_does_that_part(kernel, compiler):
     on = running.machine(compiler)
@@ -166,4 +167,4 @@ def test_a_drained_ring_would_be_noticed():
     """Stores and token loads do not count as records: a ring of eight is not seen in a four."""
     kernel = catalogue.matrix_kernel("down", "subnormals", 16, 256)
     with pytest.raises(AssertionError):
-        test_the_ring_is_full_at_every_wait(replace(kernel, ring=8), running.COMPILERS[0])
+        test_the_ring_is_full_at_every_wait(replace(kernel, ring=8), room.COMPILERS[0])

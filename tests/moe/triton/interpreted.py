@@ -21,6 +21,7 @@ from sglang_mi300a import stream_layout
 from sglang_mi300a.moe import selftest, triton_rung
 from sglang_mi300a.moe.rungs import Experts, ExpertSizes
 from sglang_mi300a.moe.triton_rung import LaunchShape, Prepared, TritonRung
+from tests.gfx942 import room
 from tests.moe.kernels import running
 from tests.moe.kernels.running import Batch, Weights
 
@@ -185,15 +186,15 @@ def _correct_interpreter() -> None:
 
     def convert_float(values, source, target, rounding_mode):
         if (source, target) == (tl.bfloat16, tl.float32):
-            return running.from_bf16(values)
+            return room.from_bf16(values)
         if (source, target) == (tl.float32, tl.bfloat16):
-            return running.to_bf16(values)
+            return room.to_bf16(values)
         return convert(values, source, target, rounding_mode)
 
     def widened(operand):
         if operand.dtype.scalar != tl.bfloat16:
             return operand
-        return interpreter.TensorHandle(running.from_bf16(operand.data), tl.float32)
+        return interpreter.TensorHandle(room.from_bf16(operand.data), tl.float32)
 
     def create_dot(self, a, b, *rest):
         return dot(self, widened(a), widened(b), *rest)

@@ -9,6 +9,7 @@ from benchmarks import triton_moe
 from sglang_mi300a import mxfp4
 from sglang_mi300a.moe.kernels import work_split
 from sglang_mi300a.moe.triton_rung import LaunchShape
+from tests.gfx942 import room
 from tests.moe.kernels import running
 from tests.moe.triton import interpreted
 
@@ -28,7 +29,7 @@ def problem(num_tokens=6, routing="with padding", inner=256, *, bf16=False, seed
 
 def assert_close(out, weights, batch):
     want = running.expected(weights, batch)
-    assert running.relative_l2(running.from_bf16(out), want) < running.THREE_ROUNDINGS
+    assert room.relative_l2(room.from_bf16(out), want) < running.THREE_ROUNDINGS
 
 
 @pytest.mark.parametrize("split", NEURONS)
@@ -113,7 +114,7 @@ def test_a_nan_activation_reaches_its_token_and_no_other(interpreter):
     hidden[2, 1000] = 0x7FC0
     clean = interpreter(interpreted.layer, weights, batch, "stream/1").out
     spoilt = interpreter(interpreted.layer, weights, replace(batch, hidden=hidden), "stream/1").out
-    assert np.isnan(running.from_bf16(spoilt[2])).all()
+    assert np.isnan(room.from_bf16(spoilt[2])).all()
     others = [0, 1, 3, 4, 5]
     assert np.array_equal(spoilt[others], clean[others])
 
@@ -125,7 +126,7 @@ def test_extreme_scales_and_activations_stay_right(interpreter):
     low = rng.integers(0, 122, weights.w13_scale.shape, dtype=np.uint8)
     wide = running.Weights(weights.w13, low, weights.w2, weights.w2_scale)
     size = np.exp2(rng.integers(-60, 3, batch.hidden.shape)).astype(np.float32)
-    hidden = running.to_bf16(running.from_bf16(batch.hidden) * size)
+    hidden = room.to_bf16(room.from_bf16(batch.hidden) * size)
     batch = replace(batch, hidden=hidden)
     for keeps in (True, False):
         got = interpreter(interpreted.layer, wide, batch, "stream/1", keeps_subnormals=keeps)
@@ -164,6 +165,6 @@ def test_slots_are_added_in_order_and_rounded_once(interpreter):
     total = np.zeros((9, running.HIDDEN), np.float32)
     for slot in range(TOP_K):
         here = (batch.ids[:, slot] >= 0)[:, None]
-        values = np.where(here, running.from_bf16(rows[:, slot]), 0)
+        values = np.where(here, room.from_bf16(rows[:, slot]), 0)
         total += values * batch.weights[:, slot, None]
-    assert np.array_equal(running.to_bf16(total), result.out)
+    assert np.array_equal(room.to_bf16(total), result.out)
