@@ -147,8 +147,15 @@ def tune(
 
         run = TuningRun(how, record, samples=samples, done=count, kernels=kernels)
         run.over(batches, ordinals)
-    for why in sorted(set(run.dropped.values())):
-        names = ", ".join(name for name, said in run.dropped.items() if said == why)
+    dropped = run.dropped
+    if kernels:
+        done = record.done(kernels, again=FAILED if retry_failed else (), pairs=True)
+        # No bar: a pair takes seconds, since its products are tuned.
+        run = TuningRun(how, record, samples=samples, done=lambda _: None, kernels=kernels)
+        run.over(tuning_plan.pairs_of(grid, record.best(), done), ordinals)
+        dropped |= run.dropped
+    for why in sorted(set(dropped.values())):
+        names = ", ".join(name for name, said in dropped.items() if said == why)
         print(f"  kernels not timed ({names}): {why}")
     return _finish(record, machine, kernels)
 
@@ -184,7 +191,10 @@ def _finish(record: TuningRecord, machine: Machine, kernels: str) -> Table | Non
         f"{counts['won']} faster than stock, {counts['lost']} not, {counts['wrong']} wrong, "
         f"{counts['crashed']} crashed, {counts['stuck']} stuck"
     )
-    for one in record.results.values():
+    if record.pairs:
+        faster = sum(one.outcome == "won" for one in record.pairs.values())
+        print(f"{faster} of {len(record.pairs)} pairs of products are faster in one launch")
+    for one in (*record.results.values(), *record.pairs.values()):
         if one.outcome in FAILED:
             print(f"  {one.outcome}: {one.n} x {one.k}, M {one.m} {one.solution}")
         elif one.wrong:

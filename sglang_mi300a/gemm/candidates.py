@@ -14,6 +14,8 @@ from sglang_mi300a.gemm.tuned_table import KERNEL
 from sglang_mi300a.gemm.tuning_record import MOST_RELATIVE_ERROR, Measured, Outcome, judged
 
 STOCK = "stock"
+APART = "apart"
+"""Two products of one input, each by its own fastest solution."""
 NOTHING_FASTER = ("", "Default")
 """What TunableOp answers where it knows nothing, or nothing faster."""
 
@@ -51,32 +53,49 @@ def solutions(cell: Cell, tuned: str, kernels: Sequence[str]) -> list[str]:
     return found
 
 
+def solutions_of_pair(parts: Sequence[int], k: int, kernels: Sequence[str]) -> list[str]:
+    """Return the names of the candidates that make two products of one input in one launch."""
+    suffix = "/" + "+".join(map(str, parts))
+    return [
+        KERNEL + one.name + suffix
+        for one in catalogue.KERNELS
+        if one.name in kernels and all(one.takes(n, k) for n in parts)
+    ]
+
+
 def fastest(
     cell: Cell,
     candidates: Sequence[Candidate],
     times_us: Mapping[str, Sequence[float]],
     *,
     kernels: str,
+    parts: Sequence[int] = (),
 ) -> Measured:
-    """Return a product's result.
+    """Return a product's result; a pair has won only if it is faster than its products apart, too.
 
     Args:
         cell: The product.
         candidates: All that were tried.
-        times_us: Timings by solution, of each right candidate and of :data:`STOCK`.
+        times_us: Timings by solution, of each right candidate and of :data:`STOCK`; of
+            :data:`APART` for a pair.
         kernels: Build of our kernels, if they were among them.
+        parts: Output features of each product of a pair.
     """
     wrong = tuple(one.solution for one in candidates if not one.is_right)
     right = [one for one in candidates if one.is_right]
     if not right:
         outcome: Outcome = "wrong" if wrong else "lost"
-        error = candidates[0].relative_error if wrong else 0.0
         return Measured(
-            *cell, outcome, "".join(wrong[:1]), relative_error=error, wrong=wrong, kernels=kernels
+            *cell,
+            outcome,
+            "".join(wrong[:1]),
+            relative_error=candidates[0].relative_error if wrong else 0.0,
+            wrong=wrong,
+            kernels=kernels,
+            parts=parts,
         )
     medians = {name: round(statistics.median(times), 3) for name, times in times_us.items()}
     best = min(right, key=lambda one: medians[one.solution])
-    others = {one.solution: medians[one.solution] for one in right if one.solution != best.solution}
     found = Measured(
         *cell,
         "lost",
@@ -85,8 +104,12 @@ def fastest(
         medians[STOCK],
         best.relative_error,
         len(times_us[STOCK]),
-        others=others,
+        others={name: us for name, us in medians.items() if name not in (best.solution, STOCK)},
         wrong=wrong,
         kernels=kernels,
+        parts=parts,
     )
-    return replace(found, outcome=judged(found))
+    outcome = judged(found)
+    if parts and judged(replace(found, stock_us=medians[APART])) == "lost":
+        outcome = "lost"
+    return replace(found, outcome=outcome)

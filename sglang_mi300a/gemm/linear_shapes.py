@@ -18,6 +18,9 @@ Rows = Literal["tokens", "sampled"]
 VOCABULARY_PADDING = 64
 """SGLang pads the vocabulary to a multiple of this before it splits it."""
 _SHARED = "mlp.shared_expert"
+ONE_LAUNCH = ("linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba")
+"""Two products of one input that SGLang makes one right after the other; one launch of our kernels
+can make both."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from sglang_mi300a.gemm.kernels import catalogue, prediction
 from sglang_mi300a.gemm.kernels.catalogue import MAX_TOKENS, SkinnyKernel
 from sglang_mi300a.gemm.row_counts import bucket_for
 from sglang_mi300a.gemm.shape_grid import Cell
-from sglang_mi300a.gemm.tuned_table import KERNEL, KERNELS_BUILD, Choice
+from sglang_mi300a.gemm.tuned_table import KERNELS_BUILD, Choice
 from sglang_mi300a.launcher.failure import LauncherError
 
 RELATIVE_L2 = 2.2e-3
@@ -184,6 +184,8 @@ class OwnProducts:
     def _chosen(self, cell: Cell, parts: tuple[int, ...]) -> str | None:
         if not 1 <= cell.m <= MAX_TOKENS:
             return None
+        if len(parts) > 1 and (together := self._pair_by_table(cell, parts)) is not None:
+            return together
         ruled = [self._by_table(Cell(n, cell.k, cell.m)) for n in parts]
         if any(said is not None for said in ruled):
             return ruled[0] or None if len(parts) == 1 else None
@@ -202,8 +204,13 @@ class OwnProducts:
         row = self._table.get(tuned)
         if row is None:
             return "" if tuned in self._settled else None
-        kernel = row.solution.removeprefix(KERNEL)
-        return kernel if row.choice == "kernel" and kernel in self._usable else ""
+        return row.kernel if row.kernel in self._usable and not row.parts else ""
+
+    def _pair_by_table(self, cell: Cell, parts: tuple[int, ...]) -> str | None:
+        """Return the kernel that the table names for two products in one launch, or None."""
+        rows = bucket_for(cell.m, self._tuned_rows.get((parts[0], cell.k), ()))
+        row = self._table.get(Cell(cell.n, cell.k, rows))
+        return row.kernel if row and row.parts == parts and row.kernel in self._usable else None
 
 
 def _fits(x: Any, weight: Any) -> bool:

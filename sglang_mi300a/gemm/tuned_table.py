@@ -7,7 +7,8 @@ these columns besides:
     ``library`` (rocBLAS, hipBLASLt or AITER) or ``kernel`` (this package's own).
 ``solution``
     Which one: ``Gemm_Rocblas_ID`` or ``Gemm_Hipblaslt_ID`` (TunableOp's names, ids of one library
-    build), ``aiter/LIBTYPE/SOLIDX/SPLITK/NAME``, or ``kernel/VARIANT``.
+    build), ``aiter/LIBTYPE/SOLIDX/SPLITK/NAME``, or ``kernel/VARIANT``; ``kernel/VARIANT/N1+N2``
+    makes two products of one input in one launch, and the row's ``n`` is the sum of their two.
 ``basis, us, stock_us``
     Where the time comes from, the time, and that of stock's own choice, in microseconds.
 
@@ -50,10 +51,10 @@ VALIDATORS = (
 AITER_LIBTYPES = ("torch", "hipblaslt", "skinny", "asm", "triton", "flydsl", "opus")
 _TUNABLEOP_SOLUTION = re.compile(r"Default|Gemm_Rocblas_-?\d+|Gemm_Hipblaslt_\d+")
 _AITER_SOLUTION = re.compile(rf"aiter/({'|'.join(AITER_LIBTYPES)})/-?\d+/\d+/[\w.<>, -]*")
-_KERNEL_SOLUTION = re.compile(r"kernel/\w+")
+_KERNEL_SOLUTION = re.compile(r"kernel/(\w+)(?:/(\d+)\+(\d+))?")
 SOLUTIONS = (
-    "Default, Gemm_Rocblas_ID, Gemm_Hipblaslt_ID, aiter/LIBTYPE/SOLIDX/SPLITK/NAME or "
-    "kernel/VARIANT"
+    "Default, Gemm_Rocblas_ID, Gemm_Hipblaslt_ID, aiter/LIBTYPE/SOLIDX/SPLITK/NAME, "
+    "kernel/VARIANT or kernel/VARIANT/N1+N2"
 )
 
 
@@ -79,6 +80,18 @@ class Choice:
     def by_tunableop(self) -> bool:
         """Whether TunableOp dispatches it."""
         return _TUNABLEOP_SOLUTION.fullmatch(self.solution) is not None
+
+    @property
+    def kernel(self) -> str:
+        """Variant of ours that makes it, or ""."""
+        match = _KERNEL_SOLUTION.fullmatch(self.solution)
+        return match[1] if match else ""
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Output features of the two products that one launch makes; empty for a single product."""
+        match = _KERNEL_SOLUTION.fullmatch(self.solution)
+        return (int(match[2]), int(match[3])) if match and match[2] else ()
 
     @property
     def by_aiter(self) -> bool:
@@ -170,6 +183,9 @@ def _check_row(row: Mapping[str, Any], at: str) -> None:
     known = (pattern,) if pattern else (_TUNABLEOP_SOLUTION, _AITER_SOLUTION)
     if not any(form.fullmatch(solution) for form in known):
         raise _refused(at, f"solution {solution!r} for choice {row['choice']}", SOLUTIONS)
+    pair = Choice("kernel", solution, "", 0, None).parts
+    if pair and (sum(pair) != row["n"] or 0 in pair):
+        raise _refused(at, f"solution {solution!r}", f"two sizes that add up to n = {row['n']}")
 
 
 def choices(table: Table) -> dict[Cell, Choice]:

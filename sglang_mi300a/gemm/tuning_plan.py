@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
-from sglang_mi300a.gemm.shape_grid import Cell
+from sglang_mi300a.gemm.kernels import catalogue
+from sglang_mi300a.gemm.kernels.catalogue import MAX_TOKENS
+from sglang_mi300a.gemm.linear_shapes import ONE_LAUNCH
+from sglang_mi300a.gemm.shape_grid import Cell, Product, ShapeGrid
 
 SECONDS_A_CELL = 20.0
 """Estimate: TunableOp tries some hundreds of candidates, at most 30 ms each, then stock and winner
@@ -20,16 +23,20 @@ class Batch:
         n: Output features.
         k: Input features.
         m: Row counts, ascending.
+        parts: Where it is two products of one input: output features of each, ``n`` their sum.
+        apart: Best solutions of the two by row count, "" for stock's.
     """
 
     n: int
     k: int
     m: tuple[int, ...]
+    parts: tuple[int, ...] = ()
+    apart: Mapping[int, tuple[str, str]] = field(default_factory=dict)
 
     def without(self, done: Iterable[int]) -> Batch:
         """Return what is left of it."""
         gone = set(done)
-        return Batch(self.n, self.k, tuple(m for m in self.m if m not in gone))
+        return replace(self, m=tuple(m for m in self.m if m not in gone))
 
 
 def batches_of(cells: Iterable[Cell]) -> list[Batch]:
@@ -39,6 +46,34 @@ def batches_of(cells: Iterable[Cell]) -> list[Batch]:
         by_shape.setdefault((cell.n, cell.k), []).append(cell.m)
     batches = [Batch(n, k, tuple(sorted(rows))) for (n, k), rows in by_shape.items()]
     return sorted(batches, key=lambda batch: (-batch.n * batch.k, batch.n))
+
+
+def pairs_of(grid: ShapeGrid, best: Mapping[Cell, str], done: Collection[Cell]) -> list[Batch]:
+    """Return the products that one launch of ours can make, two at a time.
+
+    Args:
+        grid: What a server runs.
+        best: Fastest solution of each single product that is tuned, "" for stock's.
+        done: Pairs that need no more tuning, ``n`` the sum of both.
+    """
+    first, second = (_product_of(grid, name) for name in ONE_LAUNCH)
+    if first is None or second is None or first.k != second.k:
+        return []
+    n, k, parts = first.n + second.n, first.k, (first.n, second.n)
+    not_wanted = {*done, *grid.cells()}  # a table has one row for a size
+    apart = {
+        m: (best[Cell(first.n, k, m)], best[Cell(second.n, k, m)])
+        for m in first.m
+        if m <= MAX_TOKENS
+        and all(Cell(part, k, m) in best for part in parts)
+        and Cell(n, k, m) not in not_wanted
+    }
+    taken = any(all(kernel.takes(part, k) for part in parts) for kernel in catalogue.KERNELS)
+    return [Batch(n, k, tuple(sorted(apart)), parts, apart)] if apart and taken else []
+
+
+def _product_of(grid: ShapeGrid, name: str) -> Product | None:
+    return next((product for product in grid.products if name in product.names), None)
 
 
 def minutes_for(num_cells: int, num_devices: int) -> int:

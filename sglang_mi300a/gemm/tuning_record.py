@@ -8,7 +8,7 @@ is), crashed or stuck (a candidate ended, or never ended, its process).
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -66,6 +66,7 @@ class Measured:
         others: Times of the other right candidates by name.
         wrong: Candidates whose output was wrong.
         kernels: Build of our kernels that were timed too; "" if none were.
+        parts: Output features of the two products of one input that it is; ``n`` is their sum.
     """
 
     n: int
@@ -80,6 +81,7 @@ class Measured:
     others: Mapping[str, float] = field(default_factory=dict)
     wrong: tuple[str, ...] = ()
     kernels: str = ""
+    parts: Sequence[int] = ()
 
     @property
     def by_kernel(self) -> bool:
@@ -104,11 +106,16 @@ class TuningRecord:
 
     Args:
         path: Its file.
+
+    Attributes:
+        results: Of single products.
+        pairs: Of two products of one input in one launch.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.results: dict[Cell, Measured] = {}
+        self.pairs: dict[Cell, Measured] = {}
         if path.is_file():
             self._read()
 
@@ -125,7 +132,10 @@ class TuningRecord:
                     allowed="a result of sglang-mi300a tune gemm",
                     do="delete the line, or the file to tune afresh",
                 ) from error
-            self.results[measured.cell] = measured
+            self._take(measured)
+
+    def _take(self, measured: Measured) -> None:
+        (self.pairs if measured.parts else self.results)[measured.cell] = measured
 
     def add(self, measured: Measured) -> None:
         """Keep a result, on disk too."""
@@ -133,19 +143,22 @@ class TuningRecord:
         ends_whole = not self.path.is_file() or self.path.read_bytes()[-1:] in (b"", b"\n")
         with self.path.open("a", encoding="utf-8") as file:
             file.write(("" if ends_whole else "\n") + json.dumps(asdict(measured)) + "\n")
-        self.results[measured.cell] = measured
+        self._take(measured)
 
-    def done(self, kernels: str, again: Collection[Outcome] = ()) -> set[Cell]:
+    def done(
+        self, kernels: str, again: Collection[Outcome] = (), *, pairs: bool = False
+    ) -> set[Cell]:
         """Return the products that need no more tuning.
 
         Args:
             kernels: Build of our kernels; where another build was timed beside, or none, the
                 product is to be tuned again. "" if they are not wanted.
             again: Outcomes that are to be tuned again.
+            pairs: Pairs of products of one input instead of single ones.
         """
         return {
             cell
-            for cell, one in self.results.items()
+            for cell, one in (self.pairs if pairs else self.results).items()
             if one.outcome not in again
             and (not kernels or cell.m > MAX_TOKENS or one.kernels == kernels)
         }
@@ -154,6 +167,12 @@ class TuningRecord:
         """Return how many products had each outcome."""
         found = [one.outcome for one in self.results.values()]
         return {outcome: found.count(outcome) for outcome in OUTCOMES}
+
+    def best(self) -> dict[Cell, str]:
+        """Return the fastest solution of each product that is tuned, "" for stock's."""
+        return {
+            cell: one.solution if one.outcome == "won" else "" for cell, one in self.results.items()
+        }
 
     def table(self, machine: Machine, *, date: str, kernels: str = "") -> Table | None:
         """Return the table of all products that were won; None if none was.
@@ -165,7 +184,7 @@ class TuningRecord:
         """
         won = [
             one
-            for one in self.results.values()
+            for one in {**self.pairs, **self.results}.values()
             if one.outcome == "won" and (not one.by_kernel or one.kernels == kernels)
         ]
         if not won:

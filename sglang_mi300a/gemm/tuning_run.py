@@ -7,7 +7,7 @@ import queue
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sglang_mi300a.errors import UserError
@@ -194,7 +194,8 @@ class TuningRun:
         """Run one child as far as it gets; return the row counts that are done with."""
         asked = {
             "n": batch.n, "k": batch.k, "m": batch.m, "samples": self._samples,
-            "kernels": self._kernels,
+            "kernels": self._kernels, "parts": batch.parts,
+            "apart": {m: batch.apart[m] for m in batch.m if m in batch.apart},
         }  # fmt: skip
         child = Child(self._how, ordinal, asked)
         with self._lock:
@@ -229,7 +230,8 @@ class TuningRun:
             )
             return done
         outcome: Outcome = "stuck" if stuck else "crashed"
-        self._keep(Measured(batch.n, batch.k, under_way, outcome, kernels=self._kernels))
+        lost = Measured(batch.n, batch.k, under_way, outcome)
+        self._keep(replace(lost, kernels=self._kernels, parts=batch.parts))
         return [*done, under_way]
 
     def _keep(self, measured: Measured) -> None:

@@ -224,6 +224,14 @@ BAD_TABLES = {
     "a kernel by a library": (
         lambda: data(rows=set_cell(0, 4, "kernel/tile64")), "solution 'kernel/tile64'"
     ),
+    "a pair that does not add up": (
+        lambda: data(rows=[[96, 256, 4, "kernel", "kernel/a/64+31", "measured", 5.0, 9.0]]),
+        "two sizes that add up to n = 96",
+    ),
+    "a pair of one": (
+        lambda: data(rows=[[96, 256, 4, "kernel", "kernel/a/96+0", "measured", 5.0, 9.0]]),
+        "two sizes that add up to n = 96",
+    ),
     "no size": (lambda: data(rows=set_cell(0, 2, 0)), "whole numbers of at least 1"),
 }  # fmt: skip
 

@@ -17,7 +17,9 @@ from sglang_mi300a.cli import tune
 from sglang_mi300a.cli.main import main
 from sglang_mi300a.errors import UserError
 from sglang_mi300a.gemm import (
+    aiter_csv,
     candidates,
+    linear_shapes,
     own_products,
     padding,
     staging,
@@ -239,6 +241,99 @@ def test_a_kernel_of_ours_that_was_faster_is_a_row_that_a_rank_follows(how, caps
 
 def zeros(m, k):
     return torch.zeros(m, k, dtype=torch.bfloat16)
+
+
+N, N_2, K = 64, 32, 256
+
+
+def paired_grid(m):
+    products = tuple(
+        Product(n, K, (name,), 1, 0, tuple(m))
+        for n, name in zip((N, N_2), linear_shapes.ONE_LAUNCH, strict=True)
+    )
+    return ShapeGrid(tp=2, batches=BATCHES, products=products)
+
+
+def test_two_products_that_are_faster_in_one_launch_are_a_row_that_a_rank_follows(
+    how, started, capsys, monkeypatch
+):
+    table = tune.tune(paired_grid([12, 16, 17, 20, 320]), [0], how=how())
+    assert "2 of 4 pairs of products are faster in one launch" in capsys.readouterr().out
+    ours = f"kernel/{standin_tune_child.KERNEL}"
+    assert [line for line in started.read_text().splitlines() if line.startswith("96 ")] == [
+        "96 256 12 0 Gemm_Rocblas_12 Gemm_Rocblas_12",
+        "96 256 16 0 Gemm_Rocblas_16 Gemm_Rocblas_16",
+        "96 256 17 0  ",
+        f"96 256 20 0 {ours} {ours}",
+    ]
+    rows = tuned_table.choices(table)
+    assert {cell.m for cell in rows if cell.n == N + N_2} == {16, 20}
+    pair = rows[Cell(N + N_2, K, 16)]
+    assert (pair.solution, pair.choice) == (f"{ours}/{N}+{N_2}", "kernel")
+    for text in (tunableop_csv.render(table), aiter_csv.render(table)):
+        assert "Gemm" in text or "torch" in text
+        assert "kernel/" not in text
+        assert not re.search(rf"_{N + N_2}_|,{N + N_2},", text)
+
+    tune.use(table)
+    applied = staging.current(settings.state_dir() / "tables")
+    launched = []
+    monkeypatch.setattr(own_products, "_of_this_process", OwnProducts())
+    monkeypatch.setattr(own_products, "self_test", lambda *_: SelfTest(EVERY_KERNEL, {}))
+    record = settings.Resolved("", "gfx942", "", 1, 1, 1, False, 0, 0, 0, "")
+    record.gemm.update(padding.as_record({}, applied.directory, kernels="own"))
+
+    def product(x, w, out, w_2, out_2, kernel):
+        launched.append((len(x), kernel, w_2 is not None))
+
+    own_products.start(record, product, torch.device("cpu"))
+    own, first, second = own_products.of_this_process(), zeros(N, K), zeros(N_2, K)
+    own.pair(first, second)
+    made = {}
+    for m in (12, 15, 17, 20):
+        x = zeros(m, K)
+        made[m] = [own.product(x, weight, None) is not None for weight in (first, second)]
+    assert made == {12: [False] * 2, 15: [True] * 2, 17: [False] * 2, 20: [True] * 2}
+    assert launched == [(m, standin_tune_child.KERNEL, True) for m in (15, 20)]
+
+
+def test_pairs_are_timed_once_for_a_build_of_the_kernels(how, started, monkeypatch):
+    tune.tune(paired_grid([12, 16]), [0], how=how())
+    before = started.read_text()
+    tune.tune(paired_grid([12, 16]), [0], how=how())
+    assert started.read_text() == before
+    monkeypatch.setattr(catalogue, "build", lambda: "another")
+    table = tune.tune(paired_grid([12, 16]), [0], how=how())
+    assert started.read_text() == before * 2
+    assert table.made["kernels"] == "another"
+
+
+def test_no_pair_is_timed_where_no_kernel_takes_both_or_the_size_is_a_weight_of_its_own(how):
+    best = {Cell(n, K, 16): "" for n in (N, N_2)}
+    (batch,) = tuning_plan.pairs_of(paired_grid([16]), best, set())
+    assert (batch.n, batch.parts, batch.m) == (N + N_2, (N, N_2), (16,))
+    assert tuning_plan.pairs_of(paired_grid([16]), best, {Cell(N + N_2, K, 16)}) == []
+    assert tuning_plan.pairs_of(paired_grid([16]), {Cell(N, K, 16): ""}, set()) == []
+    assert tuning_plan.pairs_of(grid([16]), best, set()) == []
+    alike = paired_grid([16])
+    own = Product(N + N_2, K, ("w",), 1, 0, (16,))
+    alike = dataclasses.replace(alike, products=(*alike.products, own))
+    assert tuning_plan.pairs_of(alike, best, set()) == []
+    odd = [dataclasses.replace(one, n=one.n + 1) for one in paired_grid([16]).products]
+    best = {Cell(n + 1, K, 16): "" for n in (N, N_2)}
+    assert tuning_plan.pairs_of(dataclasses.replace(alike, products=tuple(odd)), best, set()) == []
+
+
+@pytest.mark.parametrize(("apart_us", "outcome"), [(9.0, "won"), (5.0, "lost"), (5.2, "won")])
+def test_a_pair_wins_only_if_it_is_faster_than_its_products_apart(apart_us, outcome):
+    names = candidates.solutions_of_pair((N, N_2), K, [standin_tune_child.KERNEL])
+    assert names == [f"kernel/{standin_tune_child.KERNEL}/{N}+{N_2}"]
+    times = {candidates.STOCK: [9.5], candidates.APART: [apart_us], names[0]: [5.0]}
+    found = candidates.fastest(
+        Cell(N + N_2, K, 16), [Candidate(names[0], 1e-3)], times, kernels="b", parts=(N, N_2)
+    )
+    assert (found.outcome, found.us, found.stock_us) == (outcome, 5.0, 9.5)
+    assert found.others == {candidates.APART: apart_us}
 
 
 def test_kernel_rows_of_another_build_are_not_followed_and_this_is_said(how, monkeypatch):
