@@ -19,8 +19,8 @@ help: ## list what can be made (the default)
 setup: ## make .venv: SGLang CPU engine, test tools, this package; checks what must be there first
 	@tools/setup.sh
 
-demo: setup ## serve a tiny model on this machine, no GPU, and show that the hooks took
-	@.venv/bin/sglang-mi300a demo
+demo: setup ## a walk through the whole product, no GPU needed; ends in a page, build/demo.html
+	@.venv/bin/sglang-mi300a demo --page build/demo.html
 
 test: lint ## lint, then every test that is not slow
 	$(IN_VENV) pytest -m 'not slow' $(PYTEST_ARGS)

@@ -11,6 +11,8 @@ from sglang_mi300a import artifact_manifest
 from sglang_mi300a.errors import UserError
 
 ARCHITECTURES = ("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM")
+SHIPPED_CONFIG = Path(__file__).with_name("served_models") / "qwen3.5-397b-a17b-mxfp4"
+"""Folder with the config.json of the model that this package is for: its dimensions, no weights."""
 QUANTISATION = "Quark MXFP4 (quant_method quark, fp4 weights, one E8M0 scale per group of 32)"
 
 

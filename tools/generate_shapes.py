@@ -11,12 +11,11 @@ from sglang_mi300a.serving import preset as presets
 
 ROOT = Path(__file__).parents[1]
 SHAPES = ROOT / "tuning_tables/gemm/shapes.jsonl"
-MODEL = ROOT / "tests/pools/fixtures/qwen3.5-397b-a17b-mxfp4"
 
 
 def shapes() -> str:
     """Return the grids of every preset for the real model on four ranks."""
-    model = served_model.read(MODEL)
+    model = served_model.read(served_model.SHIPPED_CONFIG)
     grids = {name: gemm_grid.of_preset(model, name, 4) for name in presets.names()}
     return shape_grid.rendered("amd/Qwen3.5-397B-A17B-MXFP4", grids)
 

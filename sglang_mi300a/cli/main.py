@@ -45,7 +45,7 @@ COMMANDS = (
     Command("report", "report", "one file that tells others how it fares on this machine"),
     Command("tiny-model", "tiny_model", "make a tiny checkpoint of the same architecture"),
     Command("cpu-engine", "cpu_engine", "what SGLang's CPU engine needs, for a laptop"),
-    Command("demo", "demo", "the whole path on a tiny model, every token checked"),
+    Command("demo", "demo", "a walk through all of this without a GPU, ending in a page"),
 )
 
 

@@ -43,11 +43,13 @@ class Completion:
         tokens: Generated token ids.
         cached_tokens: Prompt tokens taken from the prefix cache.
         accepted_drafts: Drafted tokens that were accepted (0 without a draft model).
+        decode_passes: Passes of the target after the prompt: verify passes where it drafts.
     """
 
     tokens: list[int]
     cached_tokens: int
     accepted_drafts: int
+    decode_passes: int
 
 
 @dataclass
@@ -74,18 +76,18 @@ class Server:
         self.run_dir = Path(self._scratch.name) / "run"
         self.port = free_port()
         began = time.monotonic()
-        with self._log_path.open("wb") as log:
-            self._process = subprocess.Popen(
-                [*self.command, "--host", "127.0.0.1", "--port", str(self.port)],
-                env=settings.child_environment(
-                    {**self.environment, settings.RUN_DIR: str(self.run_dir)}
-                ),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
         try:
+            with self._log_path.open("wb") as log:
+                self._process = subprocess.Popen(
+                    [*self.command, "--host", "127.0.0.1", "--port", str(self.port)],
+                    env=settings.child_environment(
+                        {**self.environment, settings.RUN_DIR: str(self.run_dir)}
+                    ),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
             self._wait_until_ready()
         except BaseException:
             self._stop()
@@ -135,7 +137,7 @@ class Server:
     def _stop(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            _end_group(process)
+            end_group(process)
         if self._scratch is not None:
             self._scratch.cleanup()
 
@@ -162,11 +164,13 @@ class Server:
         verified = meta.get("spec_verify_ct", 0)
         # Each verify step yields one token of the target's own and the accepted drafts; the first
         # token comes from the prefill.
-        accepted = meta["completion_tokens"] - 1 - verified if verified else 0
+        decoded = meta["completion_tokens"] - 1
+        accepted = decoded - verified if verified else 0
         return Completion(
             tokens=list(body["output_ids"]),
             cached_tokens=int(meta["cached_tokens"]),
             accepted_drafts=int(accepted),
+            decode_passes=int(verified or decoded),
         )
 
     def complete_all(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[Completion]:
@@ -203,8 +207,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process and its children, politely first (it leads a session of its own)."""
+def end_group(process: subprocess.Popen[Any]) -> None:
+    """End a process and its children, politely first (it leads a session of its own).
+
+    Who is interrupted again meanwhile has no patience left: they are killed.
+    """
     for signum, patience_s in ((signal.SIGTERM, 15.0), (signal.SIGKILL, 15.0)):
         try:
             os.killpg(process.pid, signum)
@@ -212,7 +219,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
             break
         try:
             process.wait(patience_s)
-        except subprocess.TimeoutExpired:
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
             continue
     try:
         os.killpg(process.pid, signal.SIGKILL)  # ranks that outlive their parent

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-OVERALL = {"cli", "doctor"}
+OVERALL = {"cli", "demo", "doctor"}
 """Packages that may read all rooms."""
 
 FOUNDATION_PACKAGES = {"launcher"}

@@ -25,7 +25,7 @@ from sglang_mi300a.doctor import (
 )
 from sglang_mi300a.doctor.facts import HeldMemory, JitCache
 from sglang_mi300a.kernel_cache.store import StoredFile, StoredModule
-from tests import repository
+from sglang_mi300a.served_model import SHIPPED_CONFIG
 from tests.doctor import recorded
 from tests.pools.unified_memory.machines import unpack
 from tests.weights import conftest as artifacts
@@ -369,12 +369,9 @@ def test_a_whole_checkpoint_and_its_artifact_have_no_fault(tmp_path):
     assert found.load_s >= 0
 
 
-REAL = repository.ROOT / "tests/pools/fixtures/qwen3.5-397b-a17b-mxfp4"
-
-
 def test_a_preset_that_does_not_fit_the_node_is_told_with_what_is_missing(tmp_path):
     root = unpack(tmp_path, "mi300a-node")
-    lacks = model.plan_fault(REAL, 4, "tuned", root, None)
+    lacks = model.plan_fault(SHIPPED_CONFIG, 4, "tuned", root, None)
     assert "missing under" in lacks
     assert lacks.startswith("APU ")
     assert model.plan_fault(tmp_path / "none", 4, "tuned", root, None).endswith("no such directory")

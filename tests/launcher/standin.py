@@ -24,6 +24,7 @@ import torch
 
 from sglang_mi300a.launcher import kernels, owners, streams
 from tests.gfx942 import toolchain as products
+from tests.gfx942.counters import Counters
 from tests.gfx942.kernel_arguments import Pointer
 from tests.gfx942.machine import Machine
 
@@ -148,7 +149,7 @@ class StandIn:
         # Bytes and writable, by kernel and first address: a graph replays what was noted once.
         self._sizes: dict[tuple[str, int], tuple[int, bool]] = {}
         self._callback = _Execute(self._run)
-        self._execute: Callable[[Launch], None] | None = None
+        self._execute: Callable[[Launch], object] | None = None
 
     def reset(self) -> None:
         """Forget all: modules, graphs, memory, failures."""
@@ -165,9 +166,9 @@ class StandIn:
         Each tensor that a kernel was given is a buffer of exactly its bytes, and read-only unless
         the signature says that the kernel writes it.
         """
-        self._execute = self._interpret
+        self._execute = self.interpret
 
-    def execute(self, executor: Callable[[Launch], None]) -> None:
+    def execute(self, executor: Callable[[Launch], object]) -> None:
         """Have a function execute each launch."""
         self._execute = executor
 
@@ -277,12 +278,13 @@ class StandIn:
             return LAUNCH_FAILURE
         return 0
 
-    def _interpret(self, launch: Launch) -> None:
+    def interpret(self, launch: Launch) -> Counters:
+        """Execute a launch's machine code; return what was executed."""
         machine = _machine(launch.image)
         declared = machine.kernel(launch.kernel).arguments
         explicit = [one for one in declared if not one.kind.startswith("hidden_")]
         values = [launch.arguments[one.offset : one.offset + one.size] for one in explicit]
-        machine.launch(
+        return machine.launch(
             launch.kernel,
             launch.grid,
             launch.block,

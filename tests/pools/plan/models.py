@@ -7,14 +7,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from sglang_mi300a import model_dims
+from sglang_mi300a import model_dims, served_model
 from sglang_mi300a.pools import node_file, weight_sizes
 from sglang_mi300a.pools.memory_plan import Asked, Plan, WeightBytes
 from sglang_mi300a.pools.pool_sizes import Scheduler
 from sglang_mi300a.weights import model_sizes
 
-REAL = Path(__file__).parents[1] / "fixtures" / "qwen3.5-397b-a17b-mxfp4"
-"""config.json of the real model, its dimensions only."""
+REAL = served_model.SHIPPED_CONFIG
 
 TUNED = Scheduler(overlap=False)
 BASE = Scheduler(overlap=True)

@@ -1,0 +1,1 @@
+"""The walk that `sglang-mi300a demo` takes."""
