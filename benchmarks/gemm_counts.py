@@ -36,7 +36,6 @@ from sglang_mi300a.gemm.kernels.prediction import WorkgroupCounts
 from sglang_mi300a.weights import model_sizes
 from tests.gemm.kernels import counting
 
-MODEL = Path(__file__).parents[1] / "tests/pools/fixtures/qwen3.5-397b-a17b-mxfp4"
 TP = 4
 TOKENS = (1, 4, 16, 48, 80, 128, 192, 256)
 
@@ -67,9 +66,9 @@ PUBLISHED_US = {
 
 def products(way: str) -> list[dict[str, Any]]:
     """Return the products of a target's forward: names, n, k, how many of each name."""
-    model = served_model.read(MODEL)
-    sizes = asdict(model_sizes.from_config(model.config, where=str(MODEL)))
-    dims = model_dims.from_sizes(sizes, model.text, where=str(MODEL))
+    model = served_model.read(served_model.SHIPPED_CONFIG)
+    sizes = asdict(model_sizes.from_config(model.config, where="config.json"))
+    dims = model_dims.from_sizes(sizes, model.text, where="config.json")
     shapes = linear_shapes.of_text_model(
         dims, TP, with_draft=False, shared_expert_rides=way == "served"
     )
