@@ -1,5 +1,6 @@
 """Which dense matrix products a server runs, each with the row counts it is dispatched with.
 
+    sglang-mi300a gemm shapes --preset tuned                the model this package is for, TP 4
     sglang-mi300a gemm shapes --model S                     preset tuned
     sglang-mi300a gemm shapes --model S --preset baseline --json
     sglang-mi300a gemm shapes --model S --chunked-prefill-size 1024
@@ -19,7 +20,7 @@ from typing import Any
 
 from sglang_mi300a import served_model
 from sglang_mi300a.cli import gemm_grid
-from sglang_mi300a.errors import EXIT_OK
+from sglang_mi300a.errors import EXIT_OK, UserError
 from sglang_mi300a.gemm import shape_grid
 from sglang_mi300a.serving import preset as presets
 
@@ -28,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's flags."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     shapes = actions.add_parser("shapes", help="the products, and the rows of each")
-    add_grid_arguments(shapes)
+    add_grid_arguments(shapes, model_required=False)
     shapes.add_argument("--json", action="store_true", help="for machines")
 
 
@@ -69,6 +70,8 @@ def grid_asked_for(args: argparse.Namespace) -> shape_grid.ShapeGrid:
 
 def run(args: argparse.Namespace) -> int:
     """Print the grid."""
+    if args.model is None:
+        return _print_shipped(args)
     grid = grid_asked_for(args)
     if args.json:
         print(json.dumps(shape_grid.as_json(grid), indent=1))
@@ -80,4 +83,31 @@ def run(args: argparse.Namespace) -> int:
             f"{batches.draft_tokens or 'no'} draft tokens, chunks of {batches.chunk_tokens}"
         )
         print(shape_grid.as_text(grid, title))
+    return EXIT_OK
+
+
+def _print_shipped(args: argparse.Namespace) -> int:
+    """Print the shipped grid of the real model, which is one of a preset without changes."""
+    presets.load(args.preset)
+    changed = [
+        f"--{name.replace('_', '-')}"
+        for name in ("tp_size", "ep_size", "max_running_requests", "chunked_prefill_size")
+        if getattr(args, name) is not None
+    ]
+    if changed:
+        raise UserError(
+            "gemm shapes",
+            found=f"{', '.join(changed)} without --model",
+            allowed="--preset alone, or a model",
+            do="pass --model: a directory with config.json will do",
+        )
+    rows = shape_grid.shipped(args.preset)
+    if args.json:
+        print(json.dumps(rows, indent=1))
+        return EXIT_OK
+    model, tp = rows[0]["model"], rows[0]["tp"]
+    print(f"dense products of {model}, preset {args.preset}, TP {tp}, one rank:")
+    for row in rows:
+        print(f"  {row['n']:>6} x {row['k']:<4}  M {shape_grid.folded(row['m'])}")
+        print(f"  {'':>13}  {', '.join(row['names'])}")
     return EXIT_OK

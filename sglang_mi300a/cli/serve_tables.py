@@ -9,7 +9,7 @@ from typing import Any
 from sglang_mi300a import settings
 from sglang_mi300a.cli import gemm_grid, tables
 from sglang_mi300a.errors import UserError
-from sglang_mi300a.gemm import live_stack, padding, stack_fit, staging, tuned_table
+from sglang_mi300a.gemm import coverage, live_stack, padding, stack_fit, staging
 from sglang_mi300a.gemm.kernels.catalogue import MAX_TOKENS
 from sglang_mi300a.gemm.shape_grid import ShapeGrid
 from sglang_mi300a.gemm.staging import Applied
@@ -114,9 +114,7 @@ def _untuned(grid: ShapeGrid, kernels: str) -> tuple[str, ...]:
 
 
 def _covered(applied: Applied, grid: ShapeGrid) -> tuple[str, ...]:
-    have, lack = tuned_table.covered(applied.table, grid.cells())
-    lines = [f"gemm table {applied.directory}: covers {len(have)} of {grid.num_cells} products"]
-    if lack:
-        lines += tables.coverage_lines(applied.table, grid)[1:]
-        lines.append("`sglang-mi300a serve --tune-first` tunes what it lacks")
-    return tuple(lines)
+    covers, *lacks = coverage.lines(applied.table, grid)
+    if lacks:
+        lacks.append("`sglang-mi300a serve --tune-first` tunes what it lacks")
+    return (f"gemm table {applied.directory}: {covers}", *lacks)

@@ -30,8 +30,7 @@ from sglang_mi300a import settings, shipped, tables
 from sglang_mi300a.cli import expert_tables
 from sglang_mi300a.cli import gemm as gemm_command
 from sglang_mi300a.errors import EXIT_JUDGED_AGAINST, EXIT_OK, UserError
-from sglang_mi300a.gemm import importing, live_stack, stack_fit, staging, tuned_table
-from sglang_mi300a.gemm.shape_grid import ShapeGrid
+from sglang_mi300a.gemm import coverage, importing, live_stack, stack_fit, staging, tuned_table
 from sglang_mi300a.tables import Table
 
 MI300A = {"name": "AMD Instinct MI300A", "arch": "gfx942", "visible_cus": 228}
@@ -208,7 +207,7 @@ def _check(args: argparse.Namespace) -> int:
     for line in unseen:
         print(f"  not compared here: {line}")
     if args.model is not None and table.op == tuned_table.OP:
-        for line in coverage_lines(table, gemm_command.grid_asked_for(args)):
+        for line in coverage.lines(table, gemm_command.grid_asked_for(args)):
             print(f"  {line}")
     if bad:
         print(f"  tune for this machine: `sglang-mi300a tune {room_of(table)}`")
@@ -220,18 +219,6 @@ def _check(args: argparse.Namespace) -> int:
 def room_of(table: Table) -> str:
     """Return which room a table is for."""
     return expert_tables.ROOM if table.op == expert_tables.OP else "gemm"
-
-
-def coverage_lines(table: Table, grid: ShapeGrid) -> list[str]:
-    """Return what a table covers of a server's products, in words."""
-    have, lack = tuned_table.covered(table, grid.cells())
-    lines = [f"covers {len(have)} of {grid.num_cells} products"]
-    for product in grid.products:
-        missing = [cell.m for cell in lack if (cell.n, cell.k) == (product.n, product.k)]
-        if missing:
-            shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-            lines.append(f"lacks {product.n} x {product.k} at M {shown}")
-    return lines
 
 
 def _apply(args: argparse.Namespace) -> int:

@@ -7,8 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from sglang_mi300a import shipped as shipped_data
 from sglang_mi300a.gemm.linear_shapes import LinearShape
 from sglang_mi300a.gemm.row_counts import Batches, row_counts
+
+SHAPES_FILE = "gemm/shapes.jsonl"
 
 
 class Cell(NamedTuple):
@@ -125,6 +128,12 @@ def rendered(model: str, grids: Mapping[str, ShapeGrid]) -> str:
         about = {"model": model, "preset": preset, "tp": grid.tp}
         lines += [json.dumps({**about, **product}) for product in as_json(grid)["products"]]
     return "\n".join(lines) + "\n"
+
+
+def shipped(preset: str) -> list[dict[str, Any]]:
+    """Return the committed lines of a preset for the real model; see :func:`rendered`."""
+    lines = (shipped_data.tuning_tables() / SHAPES_FILE).read_text(encoding="utf-8").splitlines()
+    return [row for row in map(json.loads, lines) if row["preset"] == preset]
 
 
 def as_text(grid: ShapeGrid, title: str) -> str:

@@ -66,6 +66,7 @@ def test_an_applied_table_is_named_to_tunableop_and_aiter_and_its_coverage_said(
     assert found.record["table"] == str(applied.directory)
     covered = set(ROWS) & set(GRID.cells())
     assert f"covers {len(covered)} of {GRID.num_cells} products" in found.said[0]
+    assert "tuned 0 of " in found.said[0]
     assert "lacks 62080 x 4096 at M 1, 2, 3" in found.said[1]
     assert "--tune-first" in found.said[-1]
 

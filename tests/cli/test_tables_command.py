@@ -9,7 +9,7 @@ from sglang_mi300a.cli.main import main
 from sglang_mi300a.device import Accelerator
 from sglang_mi300a.gemm import aiter_csv, live_stack, staging, tunableop_csv, tuned_table
 from sglang_mi300a.moe import tile_choice
-from tests.gemm.sample_tables import table
+from tests.gemm.sample_tables import DEVICE, table
 from tests.gemm.standin_tunableop import STACK
 from tests.pools.plan import models
 
@@ -75,6 +75,14 @@ def test_a_table_of_other_software_is_not_applied(state, csv, node, capsys, name
     main(["tables", "import", str(csv)])
     assert main(["tables", "apply"]) == 2
     assert f"{name}: table" in capsys.readouterr().err
+    assert staging.current(state / "tables") is None
+
+
+def test_a_table_for_304_compute_units_is_not_applied(state, node, tmp_path, capsys):
+    path = tmp_path / "t.json"
+    path.write_text(tables.render(table(device={**DEVICE, "visible_cus": 304})))
+    assert main(["tables", "apply", str(path)]) == 2
+    assert "visible_cus: table 304, here 228" in capsys.readouterr().err
     assert staging.current(state / "tables") is None
 
 

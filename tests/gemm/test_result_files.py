@@ -202,6 +202,12 @@ def set_cell(row, column, value):
 
 
 BAD_TABLES = {
+    "CRLF": (lambda: data().replace(", ", ",\r\n"), "a carriage return"),
+    "BOM": (lambda: "\N{BOM}" + data(), "no JSON (Unexpected UTF-8 BOM"),
+    "cut after line 2": (
+        lambda: "".join(tables.render(table()).splitlines(keepends=True)[:2]), "no JSON ("
+    ),
+    "inf": (lambda: data(rows=set_cell(0, 6, float("inf"))), "us inf"),
     "newer": (lambda: data(schema=2), "schema 2; supported: schema 1; do: upgrade sglang-mi300a"),
     "device name empty": (lambda: data(device={**DEVICE, "name": ""}), "none empty"),
     "another operation": (lambda: data(op="moe"), "operation moe"),

@@ -7,8 +7,9 @@ import stat
 import pytest
 
 from sglang_mi300a.errors import UserError
-from sglang_mi300a.gemm import live_stack, staging, tuned_table
-from sglang_mi300a.gemm.shape_grid import Cell
+from sglang_mi300a.gemm import coverage, live_stack, staging, tuned_table
+from sglang_mi300a.gemm.row_counts import Batches
+from sglang_mi300a.gemm.shape_grid import Cell, Product, ShapeGrid
 from tests.gemm.sample_tables import ROWS, table
 from tests.gemm.standin_tunableop import (
     STACK,
@@ -225,6 +226,26 @@ def test_four_writers_at_once_leave_one_whole_table(root):
     assert [writer.exitcode for writer in writers] == [0] * 4
     assert staging.current(root) is not None
     assert not list(root.glob(".*"))
+
+
+def test_coverage_is_told_in_launches_of_the_largest_batch_and_prefill_buckets():
+    batches = Batches((1, 4), 4, 1, (), 32)
+    products = (
+        Product(512, 4096, ("a", "b"), 60, 1, (1, 4, 16, 32)),
+        Product(32, 4096, ("c",), 45, 0, (4, 16, 32)),
+        Product(64, 4096, ("head",), 1, 1, (1, 4, 16, 32)),
+    )
+    grid = ShapeGrid(tp=4, batches=batches, products=products)
+    assert coverage.lines(table(), grid) == [
+        "covers 2 of 11 products: tuned 60 of 106 launches of batch 4, 0 of 2 prefill buckets",
+        "lacks 512 x 4096 at M 1, 4, 32",
+        "lacks 32 x 4096 at M 16, 32",
+        "lacks 64 x 4096 at M 1, 4, 16, 32",
+    ]
+    settled = {**table().made, "stock_is_as_fast": {"32x4096": [16], "64x4096": [16]}}
+    assert coverage.lines(table(made=settled), grid)[0] == (
+        "covers 4 of 11 products: tuned 106 of 106 launches of batch 4, 1 of 2 prefill buckets"
+    )
 
 
 def test_coverage_counts_the_cells_that_have_a_row():
