@@ -3,11 +3,11 @@
     python benchmarks/tuning_null.py [--json]
 
 Runs `tune gemm` on an accelerator other than an MI300A, through PyTorch's real TunableOp, on a few
-products, twice. First as it is: there TunableOp knows `Default` alone and our kernels do not run, so
-the table must be empty. Then with the library's own product in the place of each kernel, one of them
-spoilt: so every step of timing and verifying runs, candidates are all one and the same kernel, and what
-differs is noise, which a winner's margin (`LEAST_GAIN`) must exceed. Level E2; takes a minute. Ends
-with 1 if a product is won, or the spoilt kernel is not found out.
+products, twice. First as it is: there TunableOp knows `Default` alone and our kernels do not run,
+so the table must be empty. Then with the library's own product in the place of each kernel, one of
+them spoilt: every step of timing and verifying runs, all candidates are one and the same kernel,
+and what differs is noise, which a winner's margin (`LEAST_GAIN`) must exceed. Level E2; takes a
+minute. Ends with 1 if a product is won, or the spoilt kernel is not found out.
 """
 
 from __future__ import annotations
