@@ -28,7 +28,7 @@ MOST_RELATIVE_ERROR = 4e-3
 
 LEAST_GAIN = 0.02
 """A winner must take so much less than stock's time. One and the same kernel, timed as winner and
-as stock on an NVIDIA GPU, differed by up to 0.6 % (E2)."""
+as stock on an NVIDIA GPU, differed by up to 0.6 % (E2, ``benchmarks/tuning_null.py``)."""
 
 
 @dataclass(frozen=True)

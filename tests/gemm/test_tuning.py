@@ -1,6 +1,7 @@
 """Tuning loses no more than a bad candidate's product and goes on where it stopped."""
 
 import dataclasses
+import json
 import math
 import os
 import re
@@ -416,6 +417,16 @@ def test_the_fastest_of_those_that_are_right_wins_if_stock_is_slower(
     if outcome == "won":
         assert (found.us, found.stock_us) == (timed[solution][1], 9.0)
         assert set(found.others) == right - {candidates.STOCK, solution}
+
+
+def test_where_nothing_can_be_gained_a_real_accelerator_gave_an_empty_table():
+    recorded = json.loads((repository.ROOT / "benchmarks/results/tuning_null.json").read_text())
+    plain, played = recorded["as it is"], recorded["the library for our kernels"]
+    assert (plain["has_table"], played["has_table"]) == (False, False)
+    assert plain["outcomes"]["lost"] == sum(plain["outcomes"].values()) > 0
+    assert played["candidates"] > 100
+    assert played["products_where_the_spoilt_one_is_wrong"] == played["products_of_few_tokens"] > 0
+    assert recorded["least_gain"] == tuning_record.LEAST_GAIN > 2 * played["largest_difference"]
 
 
 def test_another_device_or_version_has_a_record_of_its_own(how):
