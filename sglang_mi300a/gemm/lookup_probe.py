@@ -35,6 +35,8 @@ Product = Callable[[Cell], float]
 def prove(tunable: Any, table: Table, product: Product) -> str:
     """Prove for one row that TunableOp looks its product up; return what was seen, in words.
 
+    Once in a process: TunableOp writes a product down the first time alone.
+
     Args:
         tunable: ``torch.cuda.tunable``; it holds the table's rows.
         table: The applied table.
@@ -53,7 +55,7 @@ def prove(tunable: Any, table: Table, product: Product) -> str:
         return "no row of TunableOp's to probe"
     cell = min(rows, key=lambda one: one.n * one.k * one.m)
     known = {str(key) for _, key, *_ in tunable.get_results()}
-    others = (Cell(cell.n, cell.k, m) for m in range(1, len(known) + 2))
+    others = (Cell(cell.n, cell.k, cell.m + more) for more in range(1, len(known) + 2))
     without_row = next(one for one in others if tunableop_csv.key_of(one) not in known)
     at = f"TunableOp, {cell.n} x {cell.k}, M {cell.m}"
     try:

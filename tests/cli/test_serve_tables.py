@@ -1,9 +1,20 @@
 """What a launch does about its gemm table: use it, say what one would bring, or refuse to start."""
 
+import dataclasses
+import os
+
 import pytest
 
-from sglang_mi300a import device, served_model
-from sglang_mi300a.cli import gemm_grid, serve, serve_tables, tune
+from sglang_mi300a import device, served_model, settings
+from sglang_mi300a.cli import (
+    gemm_grid,
+    launch,
+    serve,
+    serve_kernels,
+    serve_memory,
+    serve_tables,
+    tune,
+)
 from sglang_mi300a.device import Accelerator
 from sglang_mi300a.errors import UserError
 from sglang_mi300a.gemm import staging, tuning_plan
@@ -143,6 +154,33 @@ def test_tune_first_tunes_for_the_server_that_is_asked_for(monkeypatch):
     ((grid, ordinals),) = asked
     assert grid.batches.chunk_tokens == 1024
     assert ordinals == [0, 1, 2, 3]
+
+
+@dataclasses.dataclass
+class StockArguments:
+    """What SGLang's arguments are to the launcher here."""
+
+    model_path: str = str(models.REAL)
+    host: str = "127.0.0.1"
+    port: int = 30000
+    custom_sigquit_handler: object = None
+
+
+def test_stock_started_with_the_flag_hands_the_applied_table_to_every_rank(tmp_path, monkeypatch):
+    applied = staging.apply(table(), tmp_path / "tables", 4)
+    record = settings.Resolved("tuned", "gfx942", "", 4, 1, 4, True, 0, 0, 0, "")
+    decision = launch.Decision(record, {}, {}, FIELDS, MODEL, ())
+    monkeypatch.setattr(os, "environ", os.environ.copy())  # a launch writes into it
+    monkeypatch.setattr(launch, "_applied", None)
+    monkeypatch.setattr(launch, "decide", lambda *_: decision)
+    for name in ("check_fit", "check_port", "_stay_beside"):
+        monkeypatch.setattr(launch, name, lambda *_: None)
+    for module in (serve_memory, serve_kernels):
+        monkeypatch.setattr(module, "prepare", lambda *_, part=module, **__: part.Prepared())
+    with launch.flag_given("tuned"):
+        launch.apply_preset(StockArguments())
+    assert {**os.environ, **applied.environment()} == os.environ
+    assert settings.resolved().gemm["table"] == str(applied.directory)
 
 
 def test_allow_untuned_reaches_the_launch_through_the_environment(monkeypatch):

@@ -48,7 +48,7 @@ def test_a_product_of_the_table_is_looked_up_and_found(applied, torch_tunable):
 
     said = lookup_probe.prove(tunable, applied.table, product)
     assert said == "32 x 4096, M 4: looked up and found, Gemm_Rocblas_7"
-    assert asked == [(Cell(32, 4096, 1), "Default"), (Cell(32, 4096, 4), "Gemm_Rocblas_7")]
+    assert asked == [(Cell(32, 4096, 5), "Default"), (Cell(32, 4096, 4), "Gemm_Rocblas_7")]
 
 
 def test_recording_is_off_again_and_leaves_no_file_and_no_variable(applied, monkeypatch, tmp_path):
@@ -68,7 +68,7 @@ def test_recording_is_off_again_and_leaves_no_file_and_no_variable(applied, monk
 def test_a_tunableop_that_is_off_is_caught(applied):
     off = TunableOpOf213({**applied.environment(), "PYTORCH_TUNABLEOP_ENABLED": "0"})
     off.tuning_enable(False)
-    with pytest.raises(UserError, match="it did not see a product with M 1, for which"):
+    with pytest.raises(UserError, match="it did not see a product with M 5, for which"):
         lookup_probe.prove(off, applied.table, served_by(off))
 
 
