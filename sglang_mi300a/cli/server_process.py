@@ -9,16 +9,19 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from sglang_mi300a import boot_report, settings
 
 POLL_S = 0.5
+
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
 
 
 class ServerDied(Exception):
@@ -175,8 +178,7 @@ class Server:
 
     def complete_all(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[Completion]:
         """Return all continuations, asked for at the same time."""
-        with ThreadPoolExecutor(len(prompts)) as pool:
-            return list(pool.map(lambda prompt: self.complete(prompt, num_tokens), prompts))
+        return at_once(lambda prompt: self.complete(prompt, num_tokens), prompts)
 
     def chat(self, messages: Sequence[Mapping[str, str]], num_tokens: int) -> Iterator[str]:
         """Yield the pieces of a streamed chat completion."""
@@ -198,6 +200,18 @@ class Server:
                 piece = (delta.get("reasoning_content") or "") + (delta.get("content") or "")
                 if piece:
                     yield piece
+
+
+def at_once(function: Callable[[Asked], Answer], items: Sequence[Asked]) -> list[Answer]:
+    """Return what a function gives for each item, all called at the same time.
+
+    Who is interrupted does not wait for answers: the server that owes them is about to be ended.
+    """
+    pool = ThreadPoolExecutor(len(items))
+    try:
+        return list(pool.map(function, items))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def free_port() -> int:

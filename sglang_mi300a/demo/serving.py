@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 from sglang_mi300a.accuracy.agreement import Agreement, compare
-from sglang_mi300a.cli.server_process import Completion, Server
+from sglang_mi300a.cli.server_process import Completion, Server, at_once
 from sglang_mi300a.demo.account import Account
 from sglang_mi300a.demo.conversation import NUM_TOKENS, Request, Script
 from sglang_mi300a.demo.counts import Counts, faults_of
@@ -57,8 +56,7 @@ def _serve(journey: Journey, account: Account, preset: str) -> None:
 def ask(server: Server, script: Script, preset: str, account: Account) -> Counts:
     """Ask a server everything, and count."""
     before, began = server.log.count(PREFILL_LINE), time.monotonic()
-    with ThreadPoolExecutor(len(script.sessions)) as pool:
-        answers = list(pool.map(lambda session: _converse(server, session), script.sessions))
+    answers = at_once(lambda session: _converse(server, session), script.sessions)
     sessions_s = time.monotonic() - began
     prefill_passes = server.log.count(PREFILL_LINE) - before
     turns = [turn for session in script.sessions for turn in session]
@@ -73,9 +71,9 @@ def ask(server: Server, script: Script, preset: str, account: Account) -> Counts
     chat = _chat(server, script)
     account.say(f"the same questions as a streamed chat: {chat}")
     others = server.complete_all([one.prompt for one in script.at_once], NUM_TOKENS)
-    at_once = _compared(script.at_once, others)
-    account.say(f"{len(others)} requests at once: {at_once}")
-    parts = (sessions, chat, at_once)
+    alone = _compared(script.at_once, others)
+    account.say(f"{len(others)} requests at once: {alone}")
+    parts = (sessions, chat, alone)
     return Counts(
         preset=preset,
         tokens_compared=sum(part.tokens_expected for part in parts),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -122,6 +123,9 @@ def take(
                 step.take(journey, account)
             except _FAILURES as error:
                 account.fault(f"{type(error).__name__}: {error}")
+            except BaseException:
+                print(f"sglang-mi300a demo: stopped in step {step.name}", file=sys.stderr)
+                raise
         account.seconds = time.monotonic() - began
         done[step.name] = account.status
         yield account

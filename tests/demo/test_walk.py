@@ -59,6 +59,12 @@ def test_a_failing_step_stops_those_that_need_it_and_no_other(tmp_path, error):
     assert accounts[2].pieces[0].text == "not run: it needs second"
 
 
+def test_an_error_that_no_step_should_end_with_is_shown_with_the_steps_name(demo, capsys):
+    with pytest.raises(TypeError):
+        demo(steps_with(raising(TypeError("a bug"))))
+    assert "stopped in step second" in capsys.readouterr().err
+
+
 def test_the_steps_of_the_walk_need_only_steps_before_them():
     names = [step.name for step in walk.STEPS]
     assert len(set(names)) == len(names)
@@ -165,7 +171,8 @@ def test_an_interrupted_walk_ends_with_130_and_leaves_no_process_and_no_page(
     thread.join()
     assert not is_running(int(pids.read_text()))
     assert not demo.page.exists()
-    assert capsys.readouterr().err == "interrupted\n"
+    said = "sglang-mi300a demo: stopped in step wait\ninterrupted\n"
+    assert capsys.readouterr().err == said
 
 
 def is_running(pid):
