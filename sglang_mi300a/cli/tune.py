@@ -137,7 +137,7 @@ def tune(
         f"{len(left)} of {grid.num_cells} products to tune on {len(ordinals)} devices "
         f"({machine.device['name']}), about {minutes} minutes; results so far: {record.path}"
     )
-    batches = tuning_plan.batches_of(left)
+    batches = tuning_plan.batches_of(left, record.library_choices())
     with ProgressBar("tuning", len(left), wanted=progress, unit=" products") as bar:
         lines = Lines(len(left), wanted=progress is None and not sys.stderr.isatty())
 

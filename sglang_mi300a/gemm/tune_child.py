@@ -1,9 +1,10 @@
 """The process that tunes one weight shape on one device; a crash costs the product under way.
 
-Standard input: one JSON line ``{"n", "k", "m": [...], "samples", "kernels"}``, or ``{}`` to be
-asked only what this machine is; ``kernels`` names the build of our kernels, and where it is empty
-none is timed. Standard output, one JSON line each: ``{"machine": ...}`` first, ``{"dropped": ...}``
-if kernels failed their test on this device, ``{"begin": m}`` before a product, its result after.
+Standard input: one JSON line ``{"n", "k", "m": [...], "samples", "kernels", "known"}``, or ``{}``
+to be asked only what this machine is; ``kernels`` names the build of our kernels, and where it is
+empty none is timed; ``known`` is TunableOp's choice by row count, where it need not choose again.
+Standard output, one JSON line each: ``{"machine": ...}`` first, ``{"dropped": ...}`` if kernels
+failed their test on this device, ``{"begin": m}`` before a product, its result after.
 
 With ``"parts": [n1, n2]`` it is two products of one input, which our kernels make in one launch,
 timed beside stock's two and beside the two by what ``"apart": {m: [solution, solution]}`` names.
@@ -93,13 +94,21 @@ class Tuner:
         }
         return Machine(device, live_stack.validators(self._tunable))
 
-    def measure(self, cell: Cell, samples: int) -> Measured:
-        """Return the result of one product."""
+    def measure(self, cell: Cell, samples: int, known: str = "") -> Measured:
+        """Return the result of one product.
+
+        Args:
+            cell: Which.
+            samples: Timings of each candidate.
+            known: TunableOp's choice, where it was made before.
+        """
         torch = self._torch
         torch.manual_seed(cell.n * 31 + cell.k * 7 + cell.m)
         x = torch.randn((cell.m, cell.k), device="cuda").bfloat16()
         weights = self._copies(cell)
-        tuned = self._tune(cell, x, weights[0])
+        if known:
+            self._know({} if known == "Default" else {cell: known})
+        tuned = known or self._tune(cell, x, weights[0])
         tried = [
             Candidate(name, self._relative_error(name, x, weights[0]))
             for name in candidates.solutions(cell, tuned, sorted(self._kernels))
@@ -299,7 +308,8 @@ def main() -> None:
                 apart = asked["apart"][str(m)]
                 found = tuner.measure_pair(cell, asked["parts"], apart, asked["samples"])
             else:
-                found = tuner.measure(cell, asked["samples"])
+                known = asked.get("known", {}).get(str(m), "")
+                found = tuner.measure(cell, asked["samples"], known)
             _say(asdict(found))
 
 

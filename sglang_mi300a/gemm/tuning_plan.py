@@ -25,6 +25,7 @@ class Batch:
         m: Row counts, ascending.
         parts: Where it is two products of one input: output features of each, ``n`` their sum.
         apart: Best solutions of the two by row count, "" for stock's.
+        known: TunableOp's choice by row count, where it was made before.
     """
 
     n: int
@@ -32,6 +33,7 @@ class Batch:
     m: tuple[int, ...]
     parts: tuple[int, ...] = ()
     apart: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    known: Mapping[int, str] = field(default_factory=dict)
 
     def without(self, done: Iterable[int]) -> Batch:
         """Return what is left of it."""
@@ -39,12 +41,26 @@ class Batch:
         return replace(self, m=tuple(m for m in self.m if m not in gone))
 
 
-def batches_of(cells: Iterable[Cell]) -> list[Batch]:
-    """Return cells by weight shape, the largest weights first, since they take longest."""
+def batches_of(cells: Iterable[Cell], known: Mapping[Cell, str] | None = None) -> list[Batch]:
+    """Return cells by weight shape, the largest weights first, since they take longest.
+
+    Args:
+        cells: Products to tune.
+        known: TunableOp's choices that were made before.
+    """
     by_shape: dict[tuple[int, int], list[int]] = {}
     for cell in cells:
         by_shape.setdefault((cell.n, cell.k), []).append(cell.m)
-    batches = [Batch(n, k, tuple(sorted(rows))) for (n, k), rows in by_shape.items()]
+    choices = known or {}
+    batches = [
+        Batch(
+            n,
+            k,
+            tuple(sorted(rows)),
+            known={m: choices[Cell(n, k, m)] for m in rows if Cell(n, k, m) in choices},
+        )
+        for (n, k), rows in by_shape.items()
+    ]
     return sorted(batches, key=lambda batch: (-batch.n * batch.k, batch.n))
 
 

@@ -168,6 +168,16 @@ class TuningRecord:
         found = [one.outcome for one in self.results.values()]
         return {outcome: found.count(outcome) for outcome in OUTCOMES}
 
+    def library_choices(self) -> dict[Cell, str]:
+        """Return TunableOp's choice for each product that ran to its end and was right."""
+        found = {}
+        for cell, one in self.results.items():
+            if one.outcome in ("won", "lost"):
+                names = (one.solution, *one.others, *one.wrong)
+                library = [name for name in names if name and not name.startswith(KERNEL)]
+                found[cell] = library[0] if library else "Default"
+        return found
+
     def best(self) -> dict[Cell, str]:
         """Return the fastest solution of each product that is tuned, "" for stock's."""
         return {

@@ -196,6 +196,7 @@ class TuningRun:
             "n": batch.n, "k": batch.k, "m": batch.m, "samples": self._samples,
             "kernels": self._kernels, "parts": batch.parts,
             "apart": {m: batch.apart[m] for m in batch.m if m in batch.apart},
+            "known": {m: batch.known[m] for m in batch.m if m in batch.known},
         }  # fmt: skip
         child = Child(self._how, ordinal, asked)
         with self._lock:

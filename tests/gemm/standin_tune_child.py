@@ -31,6 +31,8 @@ def main():
     for m in asked.get("m", []):
         with open(sys.argv[1], "a") as file:
             apart = " ".join(["", *asked["apart"][str(m)]]) if asked["parts"] else ""
+            if str(m) in asked["known"]:
+                apart = f" known {asked['known'][str(m)]}"
             device = os.environ["HIP_VISIBLE_DEVICES"]
             file.write(f"{asked['n']} {asked['k']} {m} {device}{apart}\n")
         print(json.dumps({"begin": m}), flush=True)

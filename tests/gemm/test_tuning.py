@@ -305,7 +305,9 @@ def test_pairs_are_timed_once_for_a_build_of_the_kernels(how, started, monkeypat
     assert started.read_text() == before
     monkeypatch.setattr(catalogue, "build", lambda: "another")
     table = tune.tune(paired_grid([12, 16]), [0], how=how())
-    assert started.read_text() == before * 2
+    assert "96 256 16" in before
+    again = started.read_text().removeprefix(before)
+    assert re.sub(r" known \S+", "", again) == before
     assert table.made["kernels"] == "another"
 
 
@@ -361,10 +363,31 @@ def test_few_tokens_are_tuned_again_for_other_kernels_and_for_none_only_once(
     assert started.read_text() == before
     monkeypatch.delenv("SGLANG_MI300A_DENSE_KERNELS")
     tune.tune(asked, [0], how=how())
-    assert started.read_text() == before + "8 16 16 0\n"
+    again = "8 16 16 0 known Gemm_Rocblas_16\n"  # the library's choice stands
+    assert started.read_text() == before + again
     monkeypatch.setattr(catalogue, "build", lambda: "another")
     tune.tune(asked, [0], how=how())
-    assert started.read_text() == before + "8 16 16 0\n" * 2
+    assert started.read_text() == before + again * 2
+
+
+def test_the_librarys_choice_is_kept_unless_it_crashed_or_nothing_was_right(tmp_path):
+    record = TuningRecord(tmp_path / "r.jsonl")
+    ours, library = "kernel/a", "Gemm_Rocblas_1"
+    results = {
+        1: Measured(8, 16, 1, "won", library, others={ours: 2.0}),
+        2: Measured(8, 16, 2, "won", ours, others={library: 2.0}),
+        3: Measured(8, 16, 3, "lost", ours, wrong=(library,)),
+        4: Measured(8, 16, 4, "won", ours),
+        5: Measured(8, 16, 5, "lost", "Default"),
+        6: Measured(8, 16, 6, "wrong", library),
+        7: Measured(8, 16, 7, "crashed"),
+    }
+    for one in results.values():
+        record.add(one)
+    known = TuningRecord(record.path).library_choices()
+    assert {cell.m: name for cell, name in known.items()} == {
+        1: library, 2: library, 3: library, 4: "Default", 5: "Default",
+    }  # fmt: skip
 
 
 def test_a_kernel_that_fails_its_test_on_the_device_is_named(how, capsys):
