@@ -6,6 +6,7 @@ import ast
 import hashlib
 import io
 import json
+import re
 import textwrap
 import tokenize
 import zipfile
@@ -123,6 +124,15 @@ class Fit:
     @property
     def fits(self) -> bool:
         return self.status == "fits"
+
+
+def version_in(tree: SourceTree) -> str:
+    """Return the version a tree says it is, or ``unknown``."""
+    for file in ("sglang/_version.py", "sglang/version.py"):
+        match = re.search(r"version\s*=\s*['\"]([^'\"]+)['\"]", tree.read(file) or "")
+        if match:
+            return match.group(1)
+    return "unknown"
 
 
 def judge(

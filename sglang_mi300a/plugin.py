@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import signal
 import sys
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -22,18 +23,23 @@ from typing import Any, NoReturn
 from sglang_mi300a import gates, hook_fit, hooking, settings
 from sglang_mi300a.errors import JudgedAgainst, UserError
 
+OTHER_PROCESSES = ("run_detokenizer_process", "run_data_parallel_controller_process")
+"""Processes of SGLang's, by their first function, that hold none of what ours changes."""
+
 ROOMS_WITH_SEAMS = ("cpu_engine", "gemm", "moe", "pools", "serving", "weights")
 
 
 def activate() -> None:
-    """Install what this process needs; called by SGLang's plugin loader."""
+    """Install what this process needs; called by SGLang's plugin loader.
+
+    Stock SGLang loads plugins in its launcher and its ranks only. Where it is made to load them in
+    more of its processes, nothing of ours is needed there.
+    """
     try:
         if multiprocessing.parent_process() is None:
             _activate_launcher()
-        else:
-            record = settings.resolved()
-            if record is not None:
-                _activate_rank(record)
+        elif (record := settings.resolved()) is not None and not _runs(OTHER_PROCESSES):
+            _activate_rank(record)
     except UserError as error:
         refuse(error)
 
@@ -123,11 +129,8 @@ def _rank_of_this_process() -> int:
     SGLang hands a rank its number only as that call's argument, and writes it nowhere before the
     plugins run.
     """
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "run_scheduler_process":
-            return int(frame.f_locals["tp_rank"])
-        frame = frame.f_back
+    if (rank := _runs({"run_scheduler_process"})) is not None:
+        return int(rank.f_locals["tp_rank"])
     raise UserError(
         "plugin",
         found="a child process that is no scheduler",
@@ -135,6 +138,14 @@ def _rank_of_this_process() -> int:
         do="report this; `sglang-mi300a hooks check` says whether this SGLang starts ranks "
         "differently",
     )
+
+
+def _runs(functions: Collection[str]) -> FrameType | None:
+    """Return the innermost call of one of these functions that this one is part of."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_name not in functions:
+        frame = frame.f_back
+    return frame
 
 
 def _all_gather(mine: Any) -> list[Any]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,8 +42,10 @@ def run(args: argparse.Namespace) -> int:
     tree = open_tree(args.sglang) if args.sglang else plugin.installed_sglang()
     if args.what == "pin":
         targets = [seam.target for seam in plugin.all_seams()]
-        hook_fit.PINS_FILE.write_text(hook_fit.pin(targets, tree, version_in(tree)), "utf-8")
-        print(f"{len(set(targets))} targets of SGLang {version_in(tree)} pinned")
+        hook_fit.PINS_FILE.write_text(
+            hook_fit.pin(targets, tree, hook_fit.version_in(tree)), "utf-8"
+        )
+        print(f"{len(set(targets))} targets of SGLang {hook_fit.version_in(tree)} pinned")
         return EXIT_OK
     return _check(tree, args)
 
@@ -66,15 +67,6 @@ def open_tree(path: Path) -> hook_fit.SourceTree:
         allowed="an SGLang wheel, a site-packages directory, or python/ of its source tree",
         do="for instance `pip download --no-deps sglang==0.5.18` and give the .whl",
     )
-
-
-def version_in(tree: hook_fit.SourceTree) -> str:
-    """Return the version a tree says it is, or ``unknown``."""
-    for file in ("sglang/_version.py", "sglang/version.py"):
-        match = re.search(r"version\s*=\s*['\"]([^'\"]+)['\"]", tree.read(file) or "")
-        if match:
-            return match.group(1)
-    return "unknown"
 
 
 @dataclass(frozen=True)
@@ -157,14 +149,14 @@ def _check(tree: hook_fit.SourceTree, args: argparse.Namespace) -> int:
     rows = judge_all(tree)
     bad = [row for row in rows if row.status != "fits" and row.required]
     if args.json:
-        body = {"sglang": version_in(tree), "seams": [row.__dict__ for row in rows]}
+        body = {"sglang": hook_fit.version_in(tree), "seams": [row.__dict__ for row in rows]}
         print(json.dumps(body, indent=1))
     else:
         for row in rows:
             print(f"{row.status:<8} {row.name:<34} {row.target} {row.detail}".rstrip())
             if row.difference:
                 print("\n".join(f"    {line}" for line in row.difference.splitlines()))
-        print(f"SGLang {version_in(tree)}: {len(rows) - len(bad)} of {len(rows)} fit")
+        print(f"SGLang {hook_fit.version_in(tree)}: {len(rows) - len(bad)} of {len(rows)} fit")
     return EXIT_JUDGED_AGAINST if bad else EXIT_OK
 
 

@@ -39,6 +39,7 @@ COMMANDS = (
     Command("serve", "serve", "start SGLang with a preset (or print how, with --dry-run)"),
     Command("presets", "presets", "what each preset sets, and why"),
     Command("hooks", "hooks", "what is put into SGLang, and whether it fits a given SGLang"),
+    Command("patch", "patch", "edits of SGLang's own files that no preset needs; made on request"),
     Command(
         "kernels", "kernels", "the compiled gfx942 kernels: what they are, right or not, how fast"
     ),

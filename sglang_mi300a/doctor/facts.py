@@ -90,6 +90,8 @@ class Software:
         unmet: Distributions whose version is not the one that SGLang's metadata asks for.
         misfits: Required seams that do not fit the SGLang that would be imported.
         interpreter_has_space: Whether the path of the interpreter has a space in it.
+        patches: Of this package's patches, those that are applied to that SGLang.
+        half_patched: Those whose application or reversal did not end.
     """
 
     python: str = ""
@@ -104,6 +106,8 @@ class Software:
     unmet: tuple[str, ...] = ()
     misfits: tuple[str, ...] = ()
     interpreter_has_space: bool = False
+    patches: tuple[str, ...] = ()
+    half_patched: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,31 @@ def hooks_do_not_fit(facts: Facts) -> Iterator[Seen]:
 
 
 @judge(
+    "note",
+    why="a patch of this package was applied to SGLang here, on request; results are of a patched "
+    "SGLang, and no preset needs one",
+    cure="nothing, or `sglang-mi300a patch revert {name}`",
+    anywhere=True,
+)
+def sglang_patched(facts: Facts) -> Iterator[Seen]:
+    """Judge that SGLang is as it was installed."""
+    for name in facts.software.patches:
+        yield Seen(f"patch {name} is applied", {"name": name})
+
+
+@judge(
+    "risks",
+    why="patching SGLang was cut short: some of its files are changed and others are not",
+    cure="sglang-mi300a patch revert",
+    anywhere=True,
+)
+def sglang_half_patched(facts: Facts) -> Iterator[Seen]:
+    """Judge that no patch is half applied."""
+    for name in facts.software.half_patched:
+        yield Seen(f"patch {name} is half applied")
+
+
+@judge(
     "breaks",
     why="without its entry point SGLang never loads this package",
     cure="pip install --force-reinstall --no-deps sglang-mi300a",

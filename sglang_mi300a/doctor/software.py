@@ -18,6 +18,7 @@ from sglang_mi300a.cli import hooks
 from sglang_mi300a.doctor.facts import AiterInstall, PluginEntry, SGLangImport, Software
 from sglang_mi300a.doctor.machine import text
 from sglang_mi300a.errors import UserError
+from sglang_mi300a.patches import change, fit, series
 from sglang_mi300a.supported import installed_version
 
 DISTRIBUTIONS = (
@@ -59,6 +60,8 @@ def gather(root: Path = Path("/")) -> Software:
         plugins=_plugins(),
         unmet=_unmet(),
         misfits=_misfits(sglang),
+        patches=_patches(sglang, "applied"),
+        half_patched=_patches(sglang, "half applied"),
         interpreter_has_space=" " in sys.executable,
     )
 
@@ -87,7 +90,7 @@ def sglang_import(search: Iterable[Path], working: Path) -> SGLangImport | None:
         place = "PYTHONPATH"
     elif first.parent.name in ("site-packages", "dist-packages"):
         place = "site-packages"
-    version = hooks.version_in(hook_fit.DirectoryTree(first.parent))
+    version = hook_fit.version_in(hook_fit.DirectoryTree(first.parent))
     return SGLangImport("" if version == "unknown" else version, place, len(found))
 
 
@@ -183,6 +186,16 @@ def _unmet() -> tuple[str, ...]:
             if version is None or not wanted.specifier.contains(version, prereleases=True):
                 found.append(f"{wanted.name} {version or 'missing'}, wanted {wanted.specifier}")
     return tuple(found)
+
+
+def _patches(sglang: Path | None, status: fit.Status) -> tuple[str, ...]:
+    if sglang is None:
+        return ()
+    shipped = series.read()
+    found = fit.judge(shipped, shipped.patches, sglang.parent)
+    left = change.interrupted(sglang.parent) if status == "half applied" else None
+    names = [one.patch.name for one in found if one.status == status]
+    return tuple(dict.fromkeys([*names, *(left.patches or ("unknown",) if left else ())]))
 
 
 def _misfits(sglang: Path | None) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ def test_the_seam_fits(seam, tree):
 
 
 def test_the_pins_are_those_of_the_installed_sglang_and_of_no_seam_that_is_gone(tree):
-    version = command.version_in(tree)
+    version = hook_fit.version_in(tree)
     regenerated = hook_fit.pin([seam.target for seam in SEAMS], tree, version)
     assert json.loads(hook_fit.PINS_FILE.read_text()) == json.loads(regenerated)
     assert version == "0.5.18"
