@@ -60,8 +60,8 @@ def gather(root: Path = Path("/")) -> Software:
         plugins=_plugins(),
         unmet=_unmet(),
         misfits=_misfits(sglang),
-        patches=_patches(sglang, "applied"),
-        half_patched=_patches(sglang, "half applied"),
+        patches=patches_in(sglang, "applied"),
+        half_patched=patches_in(sglang, "half applied"),
         interpreter_has_space=" " in sys.executable,
     )
 
@@ -188,7 +188,15 @@ def _unmet() -> tuple[str, ...]:
     return tuple(found)
 
 
-def _patches(sglang: Path | None, status: fit.Status) -> tuple[str, ...]:
+def patches_in(sglang: Path | None, status: fit.Status) -> tuple[str, ...]:
+    """Return this package's patches that stand so to an SGLang, by name.
+
+    What was being done when it was cut short counts as half applied.
+
+    Args:
+        sglang: The package's folder; None without one.
+        status: ``applied`` or ``half applied``.
+    """
     if sglang is None:
         return ()
     shipped = series.read()

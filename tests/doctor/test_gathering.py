@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 from dataclasses import replace
@@ -25,8 +26,10 @@ from sglang_mi300a.doctor import (
 )
 from sglang_mi300a.doctor.facts import HeldMemory, JitCache
 from sglang_mi300a.kernel_cache.store import StoredFile, StoredModule
+from sglang_mi300a.patches import change
 from sglang_mi300a.served_model import SHIPPED_CONFIG
 from tests.doctor import recorded
+from tests.patches import trees
 from tests.pools.unified_memory.machines import unpack
 from tests.weights import conftest as artifacts
 
@@ -277,6 +280,24 @@ def test_the_sglang_that_would_be_imported_is_found_without_importing_it(tmp_pat
     found = software.sglang_import([checkout, installed], tmp_path)
     assert (found.version, found.place, found.num_candidates) == ("0.5.17", "PYTHONPATH", 2)
     assert software.sglang_import([tmp_path], tmp_path) is None
+
+
+def test_patches_are_told_by_how_they_stand(tmp_path):
+    root = trees.small(tmp_path / "site-packages")
+    first, *_, last = trees.SERIES.patches
+    folder = root / "sglang"
+    assert software.patches_in(folder, "applied") == software.patches_in(None, "applied") == ()
+    assert software.patches_in(folder, "half applied") == ()
+    change.apply(trees.SERIES, [first, last], root)
+    assert software.patches_in(folder, "applied") == (first.name, last.name)
+    path = next(iter(last.touches))
+    shutil.copy(trees.INSTALLED / path, root / path)
+    assert software.patches_in(folder, "applied") == (first.name,)
+    assert software.patches_in(folder, "half applied") == (last.name,)
+    (folder / change.JOURNAL).write_text(json.dumps({"action": "apply", "patches": ["some"]}))
+    assert software.patches_in(folder, "half applied") == (last.name, "some")
+    (folder / change.JOURNAL).write_text("{")
+    assert software.patches_in(folder, "half applied") == (last.name, "unknown")
 
 
 def test_looking_at_the_software_imports_neither_torch_nor_sglang():

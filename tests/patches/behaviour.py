@@ -61,7 +61,7 @@ def models_saved():
 
 
 def merged_profiles():
-    """Return which marks are in each merged trace: of a profile with a prefix, and of two stages."""
+    """Return the marks in each merged trace: of a profile with a prefix, and of two stages."""
     import torch
     from sglang.srt.managers.scheduler_components import profiler_manager
     from sglang.srt.model_executor.forward_batch_info import ForwardMode

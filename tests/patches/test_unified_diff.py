@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sglang_mi300a.patches import unified_diff
 from sglang_mi300a.patches.unified_diff import Misfit
 
-LINES = st.lists(st.sampled_from(["a\n", "b\n", "\n", " c\n", "-d\n", "+e\n"]), max_size=30)
+LINES = st.lists(st.sampled_from(["a\n", "b\n", "\n", " c\n", "-d\n", "+e\n"]), max_size=12)
 
 
 def diff(before, after, context=3):
