@@ -4,8 +4,8 @@ TunableOp can be asked what it holds, not what it ran. But it can write down eac
 finds no row for. So a rank makes two products with that on: one that no row is for, which must be
 written down (TunableOp is on, products pass through it, and it spells them as the table does), and
 one of the table, which must not (its row was found). TunableOp then calls the solution that the row
-names, or raises where the library has none of that name; that it does is read in its source, and no
-interface of it shows the call. The result is compared with float32.
+names, or raises where the library has none of that name. That it raises was recorded, that it calls
+is read in its source: no interface of it shows the call. The result is compared with float32.
 """
 
 from __future__ import annotations
