@@ -108,7 +108,7 @@ def _list(args: argparse.Namespace) -> int:
             f"{row['visible_cus']} CUs  {row['made']}\n           {row['path']}"
         )
     if applied is None:
-        print("no gemm table is applied: stock's own choices serve every dense product")
+        print("no gemm table is applied: our kernels for few tokens and stock's own choices serve")
     return EXIT_OK
 
 
