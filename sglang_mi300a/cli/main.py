@@ -14,7 +14,7 @@ from sglang_mi300a.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, Judg
 
 DESCRIPTION = (
     "Serve amd/Qwen3.5-397B-A17B-MXFP4 with stock SGLang on one node of four AMD MI300A. "
-    "Usual order: doctor, shard-weights once, then serve."
+    "Usual order: prepare once, then serve; or doctor, shard-weights, serve."
 )
 
 
@@ -28,6 +28,7 @@ class Command:
 
 
 COMMANDS = (
+    Command("prepare", "prepare", "the first hour in one command, up to the line that starts it"),
     Command("doctor", "doctor", "what would go wrong on this machine, and what to do about it"),
     Command("shard-weights", "shard_weights", "make a per-rank artifact from a checkpoint; no GPU"),
     Command("artifact", "artifact", "inspect, verify or compare what shard-weights made"),
@@ -69,7 +70,12 @@ def shard_weights(argv: Sequence[str] | None = None) -> int:
     return _run(["shard-weights", *arguments], prog="")
 
 
-def _run(arguments: list[str], prog: str) -> int:
+def parse(arguments: list[str], prog: str = "sglang-mi300a") -> argparse.Namespace:
+    """Return a command's flags; ``run`` among them does what they say.
+
+    Raises:
+        SystemExit: They are not understood, or are asked to be explained.
+    """
     parser = _Parser(prog=prog or "shard-weights", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"sglang-mi300a {_version()}")
     subparsers = parser.add_subparsers(metavar="COMMAND", dest="command")
@@ -90,10 +96,15 @@ def _run(arguments: list[str], prog: str) -> int:
     args, rest = parser.parse_known_args(arguments)
     if args.command is None:
         parser.print_help()
-        return EXIT_BAD_INPUT
+        raise SystemExit(EXIT_BAD_INPUT)
     if rest and not getattr(args, "passes_flags_through", False):
         parser.error(f"{args.command}: unknown arguments {' '.join(rest)}")
     args.rest = rest
+    return args
+
+
+def _run(arguments: list[str], prog: str) -> int:
+    args = parse(arguments, prog)
     try:
         code = int(args.run(args))
         sys.stdout.flush()  # a closed pipe shows here, not at exit

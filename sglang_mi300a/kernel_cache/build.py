@@ -122,11 +122,12 @@ class Builder:
 
     def _ensure(self, row: Needed, module: str, num_jobs: int, stop: threading.Event) -> Outcome:
         began = time.monotonic()
-        if there := self._stored(row):
+        if there := self.store.whole(self.key.digest, row.name):
             return Outcome(row.name, "", "kept", 0.0, there.num_bytes, "")
         lock = self.local / "locks" / f"{self.key.digest}-{row.name}.lock"
         with OwnerLock(lock, f"the build of {row.name}", wait_s=self.wait_s):
-            if there := self._stored(row):  # built by the one that was waited for
+            # Another process may have built it while this one waited.
+            if there := self.store.whole(self.key.digest, row.name):
                 return Outcome(row.name, "", "kept", 0.0, there.num_bytes, "")
             came_with = self.install.prebuilt / f"{module}.so"
             if not row.recipe and came_with.is_file() and not self._flaw(came_with):
@@ -134,17 +135,6 @@ class Builder:
                 seconds = time.monotonic() - began
                 return Outcome(row.name, module, "prebuilt", seconds, stored.num_bytes, "")
             return self._compile(row, module, num_jobs, stop)
-
-    def _stored(self, row: Needed) -> StoredModule | None:
-        """Return a module of the store if all its bytes are there."""
-        found = self.store.modules(self.key.digest).get(row.name)
-        if found is None:
-            return None
-        for file in found.files:
-            path = self.store.object_path(file.sha256)
-            if not path.is_file() or compiled.content_of(path).sha256 != file.sha256:
-                return None
-        return found
 
     def _flaw(self, path: Path) -> str:
         """Return why a compiled module cannot be used on the key's device, or ""."""

@@ -154,6 +154,21 @@ class Store:
             found[module.name] = module
         return found
 
+    def whole(self, digest: str, name: str) -> StoredModule | None:
+        """Return a key's module if every byte of it is there.
+
+        Raises:
+            UserError: A record is damaged, or the store cannot be read.
+        """
+        found = self.modules(digest).get(name)
+        if found is None:
+            return None
+        for file in found.files:
+            path = self.object_path(file.sha256)
+            if not path.is_file() or content_of(path).sha256 != file.sha256:
+                return None
+        return found
+
     def object_path(self, sha256: str) -> Path:
         """Return where an object lies, or would."""
         return self.root / "objects" / sha256[:2] / sha256
