@@ -95,7 +95,7 @@ STEPS = (
 
 _FAILURES = (
     *(UserError, JudgedAgainst, ServerDied, subprocess.SubprocessError),
-    *(AssertionError, LookupError, OSError, RuntimeError, ValueError),
+    *(AssertionError, ImportError, LookupError, OSError, RuntimeError, ValueError),
 )
 """What a step may end with and has then failed, be it by an error of this program."""
 

@@ -46,6 +46,7 @@ ERRORS = [
     OSError(28, "No space left on device"),
     RuntimeError("shape"),
     KeyError("findings"),
+    ModuleNotFoundError("No module named 'torch'"),
 ]
 
 
