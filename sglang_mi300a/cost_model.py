@@ -44,6 +44,12 @@ SMALL_BATCH_BAND_PERCENT = (-40, 40)
 SMALL_BATCH = 8
 """Tokens up to which latencies and launches weigh most: they are held, not fitted."""
 
+
+def band_percent(num_tokens: int) -> tuple[int, int]:
+    """Return the band that a prediction for so many tokens is quoted with."""
+    return SMALL_BATCH_BAND_PERCENT if num_tokens <= SMALL_BATCH else BAND_PERCENT
+
+
 SIMDS = 4
 ISSUE_CLK = 4
 MATRIX_CLK = 16

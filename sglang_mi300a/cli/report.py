@@ -6,16 +6,18 @@
     sglang-mi300a report --out report.json --selftest           and whether the kernels are right
     sglang-mi300a report --out report.json --bench RESULT.json  and how fast it was
     sglang-mi300a report --show report.json                     check one and say what is in it
-    sglang-mi300a report --ingest report.json                   measured beside predicted times
+    sglang-mi300a report ingest FILE...                         measured beside predicted times
 
 No claim of this project has been measured on an MI300A: such a file, sent back, is what changes
 that. DIR is where ranks leave their reports when the server is started with
 SGLANG_MI300A_RUN_DIR=DIR. Paths and the names of user, host and model are taken out of everything,
 results too. Without --out the file goes to standard output.
 
---ingest takes the measured expert layers of a report from an MI300A (tables of `tune moe` among its
---bench results), says which lie in the band that predictions are quoted with, and writes constants
-of the cost model that fit them better below the state directory. Exit code 1: some lie outside.
+`ingest` reads reports from MI300A with measured times among their --bench results: tables of `tune
+moe` and `tune gemm`, and what `kernels bench --json` printed. It prints each time beside its
+prediction, says which claims now stand at E4, fits the cost model's constants to the times, and
+writes them with the expert layer's choices that follow to --out DIR (default: below the state
+directory). Exit code 1: a time lies outside the band that its prediction is quoted with.
 """
 
 from __future__ import annotations
@@ -50,9 +52,14 @@ print(json.dumps({"exit_code": code, **json.loads(said.getvalue() or "{}")}))
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's flags."""
     add = parser.add_argument
-    add("--out", type=Path, metavar="FILE", help="where to write (default: standard output)")
+    add("verb", nargs="?", choices=("ingest",), help="hold predictions against reports")
+    add("files", nargs="*", type=Path, metavar="FILE", help="reports to ingest")
+    add(
+        "--out", type=Path, metavar="FILE",
+        help="where to write (default: standard output); with ingest, a folder",
+    )  # fmt: skip
+    add("--json", action="store_true", help="with ingest: for machines")
     add("--show", type=Path, metavar="FILE", help="check a report and say what is in it")
-    add("--ingest", type=Path, metavar="FILE", help="hold predictions against a report")
     add("--model", "--model-path", type=Path, metavar="DIR", help="what is served")
     add("--tp-size", "--tp", type=int, metavar="N", help="ranks (default: the artifact's, else 4)")
     add(
@@ -73,8 +80,12 @@ def run(args: argparse.Namespace) -> int:
     if args.show is not None:
         print(in_words(reports.load(args.show)))
         return EXIT_OK
-    if args.ingest is not None:
-        return ingest.run(args.ingest)
+    if args.verb == "ingest":
+        if not args.files:
+            raise UserError(
+                "report ingest", found="no FILE", allowed="one report or more", do="name them"
+            )
+        return ingest.run(args.files, args.out, as_json=args.json)
     text = make(args).render()
     report = reports.parse(text, "just made")
     if args.out is None:

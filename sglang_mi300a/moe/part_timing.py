@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sglang_mi300a import cost_model
-from sglang_mi300a.cost_model import MACHINE, Machine
-from sglang_mi300a.moe.kernels import catalogue, prediction
+from sglang_mi300a.cost_model import MACHINE
+from sglang_mi300a.moe.kernels import prediction
 from sglang_mi300a.moe.kernels.catalogue import WeightFormat
-from sglang_mi300a.moe.kernels.prediction import KernelCounts, Shape
 from sglang_mi300a.moe.layer_timing import TimedLayer, Timer, Weights, stage_bytes
 
 LEAST_TB_S = 3.0
@@ -23,8 +22,6 @@ LEAST_TB_S = 3.0
 
 _CHECKPOINT_SIZES = (512, 256)
 _ASKED_AT = 337
-_IN_L2 = replace(MACHINE, hbm_tb_s=1e6, cache_tb_s=1e6, hbm_clk=MACHINE.cache_clk)
-"""The machine for weights that never leave the L2 caches."""
 
 
 @dataclass(frozen=True)
@@ -91,36 +88,20 @@ def time_parts(
     measured["decode_only"] = layer.stage_us("gate_up", samples)
     experts = sum(rows > 0 for rows in layer.rows_of_experts)
     work = cost_model.counted_routing(num_tokens, tile, layer.rows_of_experts)
-    predicted = _predicted(work, weight_format, tile, shape, prediction.shipped_counts())
+    counts = prediction.shipped_counts()
+    predicted = {
+        part: prediction.part_us(part, work, weight_format, shape.inner, counts)
+        for part in prediction.PARTS
+        if part in measured
+    }
     return PartTimes(
         num_tokens=num_tokens,
         tile=tile,
         experts=experts,
         first_stage_bytes=stage_bytes(layer.layer, "gate_up", experts),
         measured_us=measured,
-        predicted_us={name: us for name, us in predicted.items() if name in measured},
+        predicted_us=predicted,
     )
-
-
-def _predicted(
-    work: cost_model.Routing,
-    weight_format: WeightFormat,
-    tile: int,
-    shape: Shape,
-    counts: Mapping[str, KernelCounts],
-) -> dict[str, float]:
-    def us(op: str, weights: WeightFormat, machine: Machine = MACHINE) -> float:
-        kernel = catalogue.matrix_kernel(op, weights, tile, shape.inner)
-        stream = prediction.stream_kernel(kernel, counts[kernel.name], shape.inner)
-        return stream.predict(work, machine).us
-
-    return {
-        "gate_up": us("gate_up", weight_format),
-        "down": us("down", weight_format),
-        "loads_only": us("gate_up", "loads_only"),
-        "checkpoint": us("gate_up", "checkpoint"),
-        "decode_only": us("gate_up", weight_format, _IN_L2),
-    }
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from tests.gemm import sample_tables
 from tests.gemm.standin_tunableop import STACK
 from tests.kernel_cache import standin_aiter
 from tests.kernel_cache.conftest import stored
-from tests.moe.kernels.test_refit import as_measured
+from tests.moe.kernels.test_measured import as_measured
 from tests.repository import ROOT
 
 MI300A = device.Accelerator(0, "AMD Instinct MI300A", "gfx942", 228, True, 0)

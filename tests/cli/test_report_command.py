@@ -1,16 +1,13 @@
 """``sglang-mi300a report``: one file, complete, with nothing private in it."""
 
-import dataclasses
 import importlib.util
 import json
 
 import pytest
 
-from sglang_mi300a import boot_report, code_objects, reports, tables
+from sglang_mi300a import boot_report, reports
 from sglang_mi300a.boot_report import RankReport, SeamState
 from sglang_mi300a.cli.main import main
-from tests import repository
-from tests.doctor import recorded
 from tests.doctor.test_gathering import made
 
 SECRETS = ("zebulon", "quagga")
@@ -106,63 +103,3 @@ def test_a_damaged_rank_report_is_named(capsys, tmp_path):
     (tmp_path / "rank-0.json").write_text("{}")
     assert main(["report", "--run-dir", str(tmp_path)]) == 2
     assert "a rank's report that cannot be read" in capsys.readouterr().err
-
-
-def measured_report(tmp_path, factor, **change):
-    """Write a report with measured layers, each ``factor`` times what the model says."""
-    table = tables.load(repository.ROOT / "tuning_tables/moe/expert_layer.json")
-    rows = {
-        key: {**row, "basis": "measured", "us": row["us"] * factor, "stock_us": 1e6}
-        for key, row in table.rows.items()
-        if row["shape"] == "TP4" and row["weights"] == "subnormals"
-    }
-    result = json.loads(tables.render(dataclasses.replace(table, rows=rows)))
-    data = {
-        "kind": reports.KIND,
-        "schema": 1,
-        "made_with": "0.1.0",
-        "level": "E4",
-        "facts": json.loads(recorded.HEALTHY.read_text()),
-        "findings": [],
-        "kernels": {"moe": {"sha256": code_objects.load("moe").digest}},
-        "bench": [{"name": "layers", "result": result}],
-        "left_out": {name: "not run" for name in reports.OPTIONAL if name != "bench"},
-        **{name: None for name in reports.OPTIONAL if name != "bench"},
-        **change,
-    }
-    path = tmp_path / "measured.json"
-    path.write_text(json.dumps(data))
-    return path
-
-
-def test_predictions_that_hold_end_with_0_and_leave_a_refit_with_the_user(capsys, tmp_path):
-    path = measured_report(tmp_path, 1.1)
-    shipped = repository.ROOT / "tuning_tables/moe/expert_layer.json"
-    before = shipped.read_bytes()
-    assert main(["report", "--ingest", str(path)]) == 0
-    out = capsys.readouterr().out
-    assert "29 of 29 inside the band (-9 % to +25 %)" in out
-    (written,) = (tmp_path / "state/refits").iterdir()
-    refit = json.loads(written.read_text())
-    assert refit["constants"]["hbm_tb_s"] < 3.5
-    assert refit["rms_after"] < refit["rms_before"]
-    assert shipped.read_bytes() == before
-
-
-def test_predictions_that_do_not_hold_end_with_1(capsys, tmp_path):
-    assert main(["report", "--ingest", str(measured_report(tmp_path, 1.35))]) == 1
-    out = capsys.readouterr().out
-    assert "4 of 29 inside the band" in out
-    assert out.count("outside the band") == 25
-
-
-def test_what_was_not_measured_on_an_mi300a_with_these_kernels_is_refused(capsys, tmp_path):
-    no_device = {**json.loads(recorded.HEALTHY.read_text()), "devices": {"found": []}}
-    for change, message in (
-        ({"level": "E0", "facts": no_device}, "nothing in it was measured on an MI300A"),
-        ({"kernels": {}}, "expert kernels None"),
-        ({"bench": []}, "no measured rows"),
-    ):
-        assert main(["report", "--ingest", str(measured_report(tmp_path, 1.0, **change))]) == 2
-        assert message in capsys.readouterr().err
-    assert not (tmp_path / "state").exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from sglang_mi300a.cost_model import MACHINE
+from sglang_mi300a.cost_model import MACHINE, Machine
 from sglang_mi300a.moe.kernels import catalogue, prediction
 from sglang_mi300a.moe.kernels.catalogue import MatrixKernel, WeightFormat
 from sglang_mi300a.moe.kernels.prediction import KernelCounts, Shape
@@ -84,24 +84,25 @@ def row(
     return cells
 
 
-def modelled(counts: Mapping[str, KernelCounts], made_by: str) -> Table:
+def modelled(counts: Mapping[str, KernelCounts], made_by: str, machine: Machine = MACHINE) -> Table:
     """Return the table of the cost model's choices (E3).
 
     Args:
         counts: Of each matrix kernel, by name.
         made_by: The command that makes it.
+        machine: Constants.
     """
     rows: dict[tuple[Cell, ...], Mapping[str, Cell]] = {}
     for shape in sorted(prediction.SHAPES, key=lambda one: (one.experts, one.inner)):
         for weights in sorted(catalogue.WEIGHT_FORMATS):
             for num_tokens in TOKENS:
-                found = _fastest(counts, shape, weights, num_tokens)
+                found = _fastest(counts, shape, weights, num_tokens, machine)
                 rows[key(shape, weights, num_tokens)] = found
     return Table(
         op=OP,
         device=DEVICE,
         software={},
-        made={"by": made_by, "evidence": "E3", "model": MACHINE.digest},
+        made={"by": made_by, "evidence": "E3", "model": machine.digest},
         key=KEY,
         columns=COLUMNS,
         rows=rows,
@@ -109,7 +110,11 @@ def modelled(counts: Mapping[str, KernelCounts], made_by: str) -> Table:
 
 
 def _fastest(
-    counts: Mapping[str, KernelCounts], shape: Shape, weights: WeightFormat, num_tokens: int
+    counts: Mapping[str, KernelCounts],
+    shape: Shape,
+    weights: WeightFormat,
+    num_tokens: int,
+    machine: Machine,
 ) -> dict[str, Cell]:
     best: tuple[float, StageCandidate, StageCandidate] | None = None
     for tile in TILES:
@@ -121,7 +126,7 @@ def _fastest(
                     prediction.stream_kernel(
                         one.kernel, counts[one.kernel.name], shape.inner, one.groups
                     )
-                    .predict(work)
+                    .predict(work, machine)
                     .us,
                     one,
                 )

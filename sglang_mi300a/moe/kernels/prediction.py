@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, cast
 
 from sglang_mi300a import cost_model, shipped
-from sglang_mi300a.cost_model import MACHINE, Prediction, Routing, StreamCounts, StreamKernel
-from sglang_mi300a.moe.kernels.catalogue import MatrixKernel
+from sglang_mi300a.cost_model import (
+    MACHINE,
+    Machine,
+    Prediction,
+    Routing,
+    StreamCounts,
+    StreamKernel,
+)
+from sglang_mi300a.moe.kernels import catalogue
+from sglang_mi300a.moe.kernels.catalogue import MatrixKernel, WeightFormat
 from sglang_mi300a.stream_layout import HIDDEN
 
 EXPERTS = 512
@@ -136,6 +144,41 @@ def stream_kernel(
         token_bytes=_TOKEN_BYTES if is_first else 0,
         row_bytes=inner_bytes if is_first else inner_bytes + _TOKEN_BYTES,
     )
+
+
+PARTS = ("gate_up", "down", "loads_only", "checkpoint", "decode_only")
+"""Of a layer: its two stages, and three ways of running the first that tell the model's terms."""
+
+
+def part_us(
+    part: str,
+    work: Routing,
+    weights: WeightFormat,
+    inner: int,
+    counts: Mapping[str, KernelCounts],
+    machine: Machine = MACHINE,
+) -> float:
+    """Return the time of a part of a layer.
+
+    Args:
+        part: One of :data:`PARTS`.
+        work: What routing gives it to do.
+        weights: Format, ``subnormals`` or ``bf8``.
+        inner: Neurons of an expert on the rank.
+        counts: Of the kernels, by name.
+        machine: Constants.
+
+    Raises:
+        KeyError: A kernel has no counts.
+        ValueError: There is no such kernel.
+    """
+    op = "down" if part == "down" else "gate_up"
+    runs = cast("WeightFormat", part) if part in ("loads_only", "checkpoint") else weights
+    if part == "decode_only":
+        # Weights that never leave the L2 caches.
+        machine = replace(machine, hbm_tb_s=1e6, cache_tb_s=1e6, hbm_clk=machine.cache_clk)
+    kernel = catalogue.matrix_kernel(op, runs, work.tile, inner)
+    return stream_kernel(kernel, counts[kernel.name], inner).predict(work, machine).us
 
 
 def both_stages(first: Prediction, second: Prediction) -> Prediction:
