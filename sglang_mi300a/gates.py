@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sglang_mi300a import boot_report
+from sglang_mi300a import boot_report, boot_timeline
 from sglang_mi300a.boot_report import RankReport
 from sglang_mi300a.errors import EXIT_BAD_INPUT, JudgedAgainst, UserError
 from sglang_mi300a.hooking import HookError, Reliance, Stage, installed, other_plugins
@@ -114,6 +114,7 @@ class RankGates:
         with self.refusing():
             for look in looks:
                 look()
+        boot_timeline.mark("set-up before weights")
         self.report("load")
 
     def _others(self, name: str) -> str:

@@ -92,6 +92,7 @@ class Registration(Seam):
         declared_in: Dotted path of the literal that names the key, if it is not the target itself.
         written_by: Dotted path of SGLang's function that writes new entries, called with key and
             value; "" where the key is one of SGLang's own and is written over.
+        by_decorator: Whether ``written_by`` is called with the key and gives what takes the value.
         value: Dotted path ``module:attribute`` of what is registered, imported when installed.
     """
 
@@ -99,6 +100,7 @@ class Registration(Seam):
     value: str
     declared_in: str = ""
     written_by: str = ""
+    by_decorator: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,11 +229,18 @@ def register(seams: Iterable[AnySeam], registry: Registry, kinds: Any) -> None:
             entry.counted = _counted(seam.name, body)
             registry.register(seam.target, entry.counted, kinds(seam.kind))
         elif isinstance(seam, Registration):
-            value = resolve(seam.value)
-            if seam.written_by:
-                pkgutil.resolve_name(seam.written_by)(seam.key, value)
-            else:
-                pkgutil.resolve_name(seam.target)[seam.key] = value
+            enter_into_registry(seam)
+
+
+def enter_into_registry(seam: Registration) -> None:
+    """Write a registration's value into SGLang's registry; imports both."""
+    value = resolve(seam.value)
+    if seam.by_decorator:
+        pkgutil.resolve_name(seam.written_by)(seam.key)(value)
+    elif seam.written_by:
+        pkgutil.resolve_name(seam.written_by)(seam.key, value)
+    else:
+        pkgutil.resolve_name(seam.target)[seam.key] = value
 
 
 def applies(seam: AnySeam, *, role: Role, device: str, with_draft: bool) -> bool:

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from sglang_mi300a import gates, hook_fit, hooking, settings
+from sglang_mi300a import boot_timeline, gates, hook_fit, hooking, settings
 from sglang_mi300a.errors import JudgedAgainst, UserError
 
 OTHER_PROCESSES = ("run_detokenizer_process", "run_data_parallel_controller_process")
@@ -74,14 +74,14 @@ def installed_sglang() -> hook_fit.DirectoryTree:
 def _activate_launcher() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from sglang_mi300a.cpu_engine.hooks import LAUNCHER_HOOKS
-    from sglang_mi300a.serving.hooks import HOOKS
+    from sglang_mi300a.cpu_engine import hooks as cpu_engine
+    from sglang_mi300a.serving import hooks as serving
 
     settings.withdraw()  # a decision inherited from elsewhere is not ours
     # These only add and read a flag. They are judged when a preset is asked for, so that a machine
     # that is not ours pays nothing.
-    on_cpu = LAUNCHER_HOOKS if settings.cpu_engine_asked() else ()
-    hooking.register((*HOOKS, *on_cpu), HookRegistry, HookType)
+    on_cpu = cpu_engine.LAUNCHER_HOOKS if settings.cpu_engine_asked() else ()
+    hooking.register((*serving.LAUNCHER_HOOKS, *on_cpu), HookRegistry, HookType)
 
 
 def _activate_rank(record: settings.Resolved) -> None:
@@ -120,6 +120,7 @@ def _activate_rank(record: settings.Resolved) -> None:
         print(f"sglang-mi300a: rank {rank}: {error}", file=sys.stderr, flush=True)
         os.kill(os.getppid(), signal.SIGQUIT)  # the launcher prints the table and stops
         raise SystemExit(error.exit_code) from error
+    boot_timeline.mark("rank's imports")
     rank_gates.report("plugin")
 
 

@@ -9,6 +9,7 @@
      "findings": […],    what doctor made of it: id, severity, seen
      "kernels": {…},     each room's code object: digest, compiler
      "boot": […],        each rank: stage, seconds to each stage, what rooms said, refusal
+     "start": {…},       the launcher: timeline, warm-up, SGLang's fast paths, warnings
      "hooks": {…},       each hook over all ranks: required, live, least calls
      "tables": {…},      the applied table of dense products: cells covered, cells in all
      "self_test": {…},   what `sglang-mi300a kernels selftest --json` printed
@@ -34,7 +35,7 @@ from sglang_mi300a.errors import UserError
 
 KIND = "sglang-mi300a report"
 SCHEMA = 1
-OPTIONAL = ("boot", "hooks", "tables", "self_test", "bench")
+OPTIONAL = ("boot", "start", "hooks", "tables", "self_test", "bench")
 MAX_BYTES = 64 << 20
 
 
@@ -48,6 +49,7 @@ class Report:
     findings: list[Any]
     kernels: dict[str, Any]
     boot: list[Any] | None = None
+    start: dict[str, Any] | None = None
     hooks: dict[str, Any] | None = None
     tables: dict[str, Any] | None = None
     self_test: dict[str, Any] | None = None

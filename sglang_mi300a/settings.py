@@ -48,6 +48,14 @@ DENSE_KERNELS = "SGLANG_MI300A_DENSE_KERNELS"
 """``library`` leaves dense products of few tokens to the library; default ``own``: our kernels,
 where no applied table says otherwise."""
 
+WARM_UP = "SGLANG_MI300A_WARM_UP"
+"""``0``: no warm-up of this package's; SGLang then sends its own single request. Default ``1``."""
+WARM_UP_SECONDS = "SGLANG_MI300A_WARM_UP_SECONDS"
+"""How long the warm-up may take before it stops the server; default 1800."""
+BAD_DRAFTS = "SGLANG_MI300A_BAD_DRAFTS"
+"""``refuse``: drafts that the warm-up sees hardly ever accepted stop the server; default ``warn``:
+it is said."""
+
 UNTUNED_FILE = "PYTORCH_TUNABLEOP_UNTUNED_FILENAME"
 """Where TunableOp writes products that it has no row for, while it records them."""
 
@@ -201,6 +209,45 @@ def dense_kernels() -> str:
         UserError: The environment says something else.
     """
     return _choice(DENSE_KERNELS, ("own", "library"))
+
+
+def warm_up() -> bool:
+    """Return whether a server warms itself up before it listens.
+
+    Raises:
+        UserError: The environment says something else than 0 or 1.
+    """
+    return _choice(WARM_UP, ("1", "0")) == "1"
+
+
+def refuses_bad_drafts() -> bool:
+    """Return whether drafts that are hardly ever accepted stop the server.
+
+    Raises:
+        UserError: The environment says something else.
+    """
+    return _choice(BAD_DRAFTS, ("warn", "refuse")) == "refuse"
+
+
+def warm_up_seconds() -> float:
+    """Return how long the warm-up may take.
+
+    Raises:
+        UserError: The environment holds no number of seconds above 0.
+    """
+    text = os.environ.get(WARM_UP_SECONDS) or "1800"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise UserError(
+            f"environment variable {WARM_UP_SECONDS}",
+            found=repr(text),
+            allowed="seconds, above 0",
+            do=f"set a number such as 1800, or unset {WARM_UP_SECONDS}",
+        )
+    return seconds
 
 
 def resolved() -> Resolved | None:
@@ -372,7 +419,7 @@ def new_run_dir() -> Path:
     if given:
         path = Path(given)
         path.mkdir(parents=True, exist_ok=True)
-        for old in path.glob("rank-*.json"):
+        for old in (*path.glob("rank-*.json"), *path.glob("launch.json")):
             old.unlink()
         return path
     return Path(tempfile.mkdtemp(prefix="sglang-mi300a-run-"))

@@ -22,13 +22,24 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from sglang_mi300a import boot_report, device, hook_fit, hooking, plugin, served_model, settings
+from sglang_mi300a import (
+    boot_report,
+    boot_timeline,
+    device,
+    hook_fit,
+    hooking,
+    plugin,
+    served_model,
+    settings,
+)
 from sglang_mi300a import layout as layouts
 from sglang_mi300a.cli import plan, serve_kernels, serve_memory, serve_tables, stock_settings
 from sglang_mi300a.cpu_engine import recipe
 from sglang_mi300a.errors import EXIT_BAD_INPUT, JudgedAgainst, UserError
 from sglang_mi300a.kernel_cache import aiter_locks
+from sglang_mi300a.serving import hooks as serving_hooks
 from sglang_mi300a.serving import preset as presets
+from sglang_mi300a.serving import ready
 from sglang_mi300a.supported import check_versions
 from sglang_mi300a.weights.loader_options import FLAG, LoaderOptions
 
@@ -129,9 +140,42 @@ def _apply(server_args: Any, name: str) -> None:
     settings.set_defaults({**decision.environment, **memory.environment, **products.environment})
     settings.replace_defaults(kernels.environment, settings.sglang_cache_defaults())
     settings.publish(record)
+    _warm_up_before_listening(server_args)
+    boot_timeline.mark("launcher's imports and checks")
     _applied = record
     beside = (record, server_args, kernels)
     threading.Thread(target=_stay_beside, args=beside, daemon=True).start()
+
+
+def _warm_up_before_listening(server_args: Any) -> None:
+    """Let SGLang run this package's warm-up before it listens, in place of its own after that.
+
+    Where SGLang's front end has no place for it, SGLang's own stays.
+    """
+    if not settings.warm_up():
+        return
+    elsewhere = {
+        "--tokenizer-worker-num": server_args.tokenizer_worker_num != 1,
+        "--grpc-mode": server_args.grpc_mode or server_args.smg_grpc_mode,
+        "--disaggregation-mode": server_args.disaggregation_mode != "null",
+    }
+    if any(elsewhere.values()):
+        flag = next(flag for flag, given in elsewhere.items() if given)
+        _say(f"with {flag} SGLang's own warm-up runs: one request, no timeline")
+        return
+    tree, pins = plugin.installed_sglang(), hook_fit.Pins.load()
+    seams: tuple[hooking.AnySeam, ...] = (
+        serving_hooks.WARM_UP,
+        *serving_hooks.WARM_UP_RELIES_ON,
+    )
+    for seam in seams:
+        status = hooking.judge(seam, tree, pins).status
+        if status != "fits":
+            _say(f"{seam.target} {status}: SGLang's own warm-up runs, one request, no timeline")
+            return
+    hooking.enter_into_registry(serving_hooks.WARM_UP)
+    asked = [name for name in (server_args.warmups or "").split(",") if name]
+    server_args.warmups = ",".join([*asked, serving_hooks.WARM_UP_NAME])
 
 
 def _fields(server_args: Any) -> tuple[dataclasses.Field[Any], ...]:
@@ -406,10 +450,14 @@ def stop_on_failed_rank(signum: int, frame: FrameType | None) -> None:
     if record is not None:
         time.sleep(0.5)  # ranks that fail together write their reports together
         reports = boot_report.read_all(Path(record.run_dir))
-        code = min([one.exit_code for one in reports.values() if one.refusal], default=code)
+        codes = [one.exit_code for one in reports.values() if one.refusal]
+        if gave_up := ready.refusal(Path(record.run_dir)):
+            codes.append(gave_up[1])
+        code = min(codes, default=code)
         print(
             boot_report.table(reports, record.num_local_ranks)
-            + "\nsglang-mi300a: a rank failed; stopping the server",
+            + f"\nsglang-mi300a: {'the warm-up' if gave_up else 'a rank'} failed; stopping the "
+            "server",
             file=sys.stderr,
             flush=True,
         )

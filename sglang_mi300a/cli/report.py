@@ -36,6 +36,7 @@ from sglang_mi300a.errors import EXIT_OK, UserError
 from sglang_mi300a.gemm import staging, tuned_table
 from sglang_mi300a.reports import Report
 from sglang_mi300a.serving import preset as presets
+from sglang_mi300a.serving import ready
 
 SELF_TEST_SECONDS = 300.0
 # Kernels may fault, so they run in a process of their own.
@@ -115,9 +116,14 @@ def make(args: argparse.Namespace) -> Report:
     sections: dict[str, Any] = {}
     left_out: dict[str, str] = {}
     if args.run_dir is None:
-        left_out["boot"] = left_out["hooks"] = "no --run-dir"
+        left_out["boot"] = left_out["start"] = left_out["hooks"] = "no --run-dir"
     else:
-        sections["boot"], sections["hooks"] = _start(args.run_dir)
+        sections["boot"], sections["hooks"] = _ranks(args.run_dir)
+        said = _launcher(args.run_dir)
+        if said is None:
+            left_out["start"] = "the start came to no end of a warm-up"
+        else:
+            sections["start"] = said
     if args.model is None:
         left_out["tables"] = "no --model"
     else:
@@ -143,7 +149,14 @@ def make(args: argparse.Namespace) -> Report:
     )
 
 
-def _start(run_dir: Path) -> tuple[list[Any], dict[str, Any]]:
+def _launcher(run_dir: Path) -> dict[str, Any] | None:
+    try:
+        return ready.read(run_dir)
+    except (OSError, ValueError) as error:
+        raise _unfit(run_dir, f"a launcher's report that cannot be read ({error})") from error
+
+
+def _ranks(run_dir: Path) -> tuple[list[Any], dict[str, Any]]:
     try:
         ranks = boot_report.read_all(run_dir)
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -242,6 +255,8 @@ def in_words(report: Report) -> str:
     if report.boot is not None:
         stages = [f"{one['rank']} {one['stage']}{_seconds(one)}" for one in report.boot]
         lines.append(f"  boot       rank {', '.join(stages)}")
+    if report.start is not None:
+        lines.append(f"  start      {_start_in_words(report.start)}")
     if report.hooks is not None:
         live = sum(bool(row["live"]) for row in report.hooks.values())
         lines.append(f"  hooks      {live} of {len(report.hooks)} live on every rank")
@@ -263,6 +278,17 @@ def _findings(rows: Sequence[Any]) -> str:
 def _seconds(rank: Any) -> str:
     at = rank["reached_s"].get(rank["stage"])
     return f" after {at:.1f} s" if at is not None else ""
+
+
+def _start_in_words(start: Any) -> str:
+    if "refusal" in start:
+        return str(start["refusal"])
+    seconds = sum(row["seconds"] for row in start["timeline"])
+    taken = sum(one["status"] == "taken" for one in start["paths"].values())
+    return (
+        f"ready after {seconds:.1f} s, {taken} of {len(start['paths'])} fast paths taken, "
+        f"{len(start['warnings'])} warnings"
+    )
 
 
 def _self_test_in_words(found: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_mi300a import gates, hooking, settings
+from sglang_mi300a import boot_timeline, gates, hooking, settings
 from sglang_mi300a.hooking import AnySeam, Hook, Reliance
 from sglang_mi300a.pools import after_weights, available_memory, fixed_sizes
 from sglang_mi300a.pools.prefill_accumulation import (
@@ -42,6 +42,9 @@ def _planned_bytes(original: Any, self: Any, pre_model_load_memory: int) -> int:
 
 def _assert_sizes(result: Any, self: Any, **_: Any) -> None:
     fixed_sizes.check_on_every_rank(result, self, _record(), gates.of_this_process())
+    pools = (result.token_to_kv_pool, getattr(result.req_to_token_pool, "mamba_pool", None))
+    gib = sum(float(getattr(pool, "mem_usage", 0.0)) for pool in pools)
+    boot_timeline.mark("pools", round(gib * (1 << 30)))
 
 
 def _available_memory(
@@ -57,6 +60,7 @@ def _available_memory(
 
 
 def _accumulate_prefills(result: None, self: Any, *_: Any, **__: Any) -> None:
+    boot_timeline.mark("scheduler")
     limits = Limits.from_text(settings.get(settings.ACCUMULATE), settings.ACCUMULATE)
     fits = not hooking.skipped("pools.accumulate_")
     if fits and self.prefill_delayer is None and limits.hold_back:

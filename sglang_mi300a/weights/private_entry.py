@@ -9,6 +9,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from sglang_mi300a import boot_timeline
 from sglang_mi300a import layout as layouts
 from sglang_mi300a.gates import RankGates
 from sglang_mi300a.settings import Resolved
@@ -46,7 +47,9 @@ def install_private_loader(
             call(model, is_draft)
         if gates is not None:
             name = "draft" if is_draft else "target"
-            gates.facts[f"weights.{name}"] = asdict(PrivateModelLoader.reports[name])
+            report = PrivateModelLoader.reports[name]
+            gates.facts[f"weights.{name}"] = asdict(report)
+            boot_timeline.mark(f"load: {name}", report.num_bytes)
             if not is_draft:
                 gates.guard_forward(model)
 

@@ -8,9 +8,15 @@ import pytest
 from sglang_mi300a import boot_report, reports
 from sglang_mi300a.boot_report import RankReport, SeamState
 from sglang_mi300a.cli.main import main
+from sglang_mi300a.serving import ready
 from tests.doctor.test_gathering import made
 
 SECRETS = ("zebulon", "quagga")
+STARTED = {
+    "timeline": [{"stage": "spawn", "seconds": 1.5}, {"stage": "load: target", "seconds": 40.0}],
+    "paths": {"top_k": {"status": "taken"}, "split_kv": {"status": "NOT TAKEN"}},
+    "warnings": [f"WARNING: of {SECRETS[1]}"],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +40,7 @@ def start(run_dir):
                 reached_s={"plugin": 0.1, "load": 2.5, "serving": 30.25},
             ),
         )
+    ready.write(run_dir, STARTED)
     return run_dir
 
 
@@ -60,11 +67,12 @@ def test_a_report_holds_the_start_the_tables_and_results(capsys, tmp_path):
     assert main(command) == 0
     said = capsys.readouterr().out
     assert "boot       rank 0 serving after 30.2 s, 1 serving after 30.2 s" in said
+    assert "start      ready after 41.5 s, 1 of 2 fast paths taken, 1 warnings" in said
     assert "hooks      0 of 1 live on every rank" in said
     assert said.count("not in it") == 1
     assert "not in it: self_test (no --selftest)" in said
     report = reports.load(out)
-    assert report.sections == ["boot", "hooks", "tables", "bench"]
+    assert report.sections == ["boot", "start", "hooks", "tables", "bench"]
     assert report.boot[0]["reached_s"]["load"] == 2.5
     assert report.tables["gemm"]["covered"] == 0 < report.tables["gemm"]["cells"]
     assert report.bench[0]["result"]["tokens_per_s"] == 900.5

@@ -47,7 +47,7 @@ def test_only_an_mi300a_gives_the_level_of_a_measurement():
         ({"surprise": 1}, "missing or unknown: surprise"),
         ({"facts": []}, "facts of type list"),
         ({"facts": None}, "facts of type NoneType"),
-        ({"left_out": {}}, "boot, hooks, tables, self_test, bench: null without a reason"),
+        ({"left_out": {}}, "boot, start, hooks, tables, self_test, bench: null without a reason"),
         ({"boot": []}, "boot: null without a reason, or both"),
         ({"level": "E4"}, "level E4 with facts of level E0"),
         ({"facts": MI300A}, "level E0 with facts of level E4"),
