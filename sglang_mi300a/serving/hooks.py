@@ -81,7 +81,7 @@ SGLang, which reads that environment as it is imported."""
 WARM_UP_RELIES_ON: tuple[Reliance, ...] = tuple(
     Reliance(
         name=f"serving.{name}",
-        target=f"sglang.srt.entrypoints.http_server.{target}",
+        target=f"sglang.srt.{target}",
         roles=("launcher",),
         required=False,  # where it differs, SGLang's own warm-up runs
         why=why,
@@ -90,20 +90,25 @@ WARM_UP_RELIES_ON: tuple[Reliance, ...] = tuple(
     for name, target, why in (
         (
             "lifespan",
-            "lifespan",
+            "entrypoints.http_server.lifespan",
             "it runs the warm-ups that --warmups names before the server listens, and after them "
             "starts the thread that turns health green",
         ),
         (
             "wait_and_warm_up",
-            "_wait_and_warmup",
+            "entrypoints.http_server._wait_and_warmup",
             "that thread's function; it calls execute_warmup_func, which the warm-up puts in place "
             "of the request with an image",
         ),
         (
             "front_end",
-            "_setup_and_run_http_server",
+            "entrypoints.http_server._setup_and_run_http_server",
             "it keeps that thread's arguments in the application's warmup_thread_kwargs",
+        ),
+        (
+            "signals",
+            "managers.tokenizer_manager.TokenizerManager.auto_create_handle_loop",
+            "it replaces what happens when a rank fails, which the warm-up keeps until it ends",
         ),
     )
 )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.managers.io_struct import GenerateReqInput
@@ -38,17 +41,19 @@ async def run(disaggregation_mode: str, tokenizer_manager: TokenizerManager) -> 
     assert record is not None  # the launcher registers it only with a record
     boot_timeline.mark("front end")
     run_dir = Path(record.run_dir)
+    stop_server = tokenizer_manager.server_args.custom_sigquit_handler
     try:
         sizes = sizes_of(tokenizer_manager.server_args, record, _context(tokenizer_manager))
-        done = await warm_up.run(
-            warm_up.waves(sizes),
-            _text_ids(tokenizer_manager),
-            partial(_send, tokenizer_manager),
-            within_s=settings.warm_up_seconds(),
-            done=_mark_wave,
-        )
-        # Users begin with an empty cache; and each rank checks itself and reports as it empties it.
-        flushed = await tokenizer_manager.flush_cache(timeout_s=FLUSH_WITHIN_S)
+        with _failed_ranks_end_in(stop_server, tokenizer_manager):
+            done = await warm_up.run(
+                warm_up.waves(sizes),
+                _text_ids(tokenizer_manager),
+                partial(_send, tokenizer_manager),
+                within_s=settings.warm_up_seconds(),
+                done=_mark_wave,
+            )
+            # Users begin with an empty cache; emptying it, each rank checks itself and reports.
+            flushed = await tokenizer_manager.flush_cache(timeout_s=FLUSH_WITHIN_S)
         if not flushed.success:
             raise JudgedAgainst(f"warm-up: caches could not be emptied: {flushed.message}")
         boot_timeline.mark("warm-up end")
@@ -64,12 +69,28 @@ async def run(disaggregation_mode: str, tokenizer_manager: TokenizerManager) -> 
         code = getattr(error, "exit_code", EXIT_JUDGED_AGAINST)
         ready.write(run_dir, {"refusal": str(error), "exit_code": code})
         print(f"sglang-mi300a: {error}", file=sys.stderr, flush=True)
-        os.kill(os.getpid(), signal.SIGQUIT)  # the launcher prints its table and ends all ranks
+        stop_server(signal.SIGQUIT, None)  # prints the launcher's table and ends all ranks
         raise SystemExit(code) from error
     ready.write(run_dir, start.as_data())
     print(start.in_words(), file=sys.stderr, flush=True)
     app = sys.modules["sglang.srt.entrypoints.http_server"].app
     app.warmup_thread_kwargs["execute_warmup_func"] = wait_until_listening
+
+
+@contextmanager
+def _failed_ranks_end_in(
+    stop_server: Callable[[int, FrameType | None], None], tokenizer_manager: TokenizerManager
+) -> Iterator[None]:
+    """Keep what a start does when a rank fails, which SGLang replaces with its first request."""
+    loop = asyncio.get_running_loop()
+    tokenizer_manager.auto_create_handle_loop()
+    loop.remove_signal_handler(signal.SIGQUIT)
+    signal.signal(signal.SIGQUIT, stop_server)
+    try:
+        yield
+    finally:
+        serving = tokenizer_manager.signal_handler_class(tokenizer_manager)
+        loop.add_signal_handler(signal.SIGQUIT, serving.running_phase_sigquit_handler)
 
 
 def wait_until_listening(server_args: Any) -> bool:

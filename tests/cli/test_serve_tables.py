@@ -173,7 +173,7 @@ def test_stock_started_with_the_flag_hands_the_applied_table_to_every_rank(tmp_p
     monkeypatch.setattr(os, "environ", os.environ.copy())  # a launch writes into it
     monkeypatch.setattr(launch, "_applied", None)
     monkeypatch.setattr(launch, "decide", lambda *_: decision)
-    for name in ("check_fit", "check_port", "_stay_beside"):
+    for name in ("check_fit", "check_port", "_stay_beside", "_warm_up_before_listening"):
         monkeypatch.setattr(launch, name, lambda *_: None)
     for module in (serve_memory, serve_kernels):
         monkeypatch.setattr(module, "prepare", lambda *_, part=module, **__: part.Prepared())
