@@ -81,6 +81,7 @@ def served(artifact, prompts, rung):
     command.append("--enable-fp32-lm-head")  # else logits differ by a sixteenth or not at all
     first = settings.python_path_with(recipe.standins_path())
     environment = {"PYTHONPATH": f"{PLUGIN}:{repository.ROOT}:{first}", "STANDIN_RUNG": rung}
+    environment[settings.WARM_UP] = "0"  # interpreting it for every size would take long
     with Server([str(part) for part in command], environment) as server:
         answers = [asked(server, prompt) for prompt in prompts]
         (report,) = boot_report.read_all(server.run_dir).values()
