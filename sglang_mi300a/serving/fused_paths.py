@@ -29,6 +29,7 @@ class Path:
         only_with_draft: Whether only a server that drafts takes it.
         only_with_ranks: Whether only a server of several ranks takes it.
         returns_none_if_not: Whether the function returns None where the path is not taken.
+        asked_by: Field of SGLang's ``ServerArgs`` that asks for it; "" where nothing needs to.
     """
 
     id: str
@@ -38,10 +39,12 @@ class Path:
     only_with_draft: bool = False
     only_with_ranks: bool = False
     returns_none_if_not: bool = False
+    asked_by: str = ""
 
 
 _GEMMA = "sglang.kernels.ops.layernorm.minimax_m3_rmsnorm"
 _GDN = "sglang.srt.layers.attention.linear.gdn_backend.GDNAttnBackend"
+_FLA = "sglang.kernels.ops.attention.fla"
 DECODE_GRAPH = "decode_graph"
 PREFILL_GRAPH = "prefill_graph"
 
@@ -61,13 +64,21 @@ PATHS: tuple[Path, ...] = (
     ),
     Path(
         "replay_verify", "replay of linear-attention states in verify",
-        f"{_GDN}._replayssm_target_verify",
+        f"{_GDN}._replayssm_fold_target_verify",
         "verifying drafts copies whole linear-attention states",
         only_with_draft=True,
+        asked_by="enable_linear_replayssm_spec",
+    ),
+    Path(
+        "replay_commit", "replay of accepted drafts into linear-attention states",
+        f"{_FLA}.gdn_replayssm_spec_fold.commit_gdn_replayssm_fold_after_verify",
+        "rejected drafts are rolled back by copying whole linear-attention states",
+        only_with_draft=True,
+        asked_by="enable_linear_replayssm_spec",
     ),
     Path(
         "chunked_delta", "chunked delta rule in prefill",
-        "sglang.kernels.ops.attention.fla.chunk.chunk_gated_delta_rule",
+        f"{_FLA}.chunk.chunk_gated_delta_rule",
         "linear attention of prompts runs token after token",
     ),
     Path(
@@ -81,6 +92,7 @@ PATHS: tuple[Path, ...] = (
         "each layer adds the ranks' results and normalises them in separate kernels",
         only_with_ranks=True,
         returns_none_if_not=True,
+        asked_by="enable_aiter_allreduce_fusion",
     ),
     Path(PREFILL_GRAPH, "prefill in a breakable graph", "", "prompts launch kernel by kernel"),
     Path(
@@ -130,15 +142,29 @@ class Seen:
         return f"{self.path.name}: {self.status} ({self.detail})"
 
 
+SWITCHES = tuple(sorted({path.asked_by for path in PATHS} - {""}))
+"""Fields of SGLang's ``ServerArgs`` that ask for a path."""
+
+
 @dataclass(frozen=True)
 class Asked:
-    """What a server was started for, as far as paths depend on it."""
+    """What a server was started for, as far as paths depend on it.
+
+    Attributes:
+        on_accelerator: Whether it runs on one.
+        with_draft: Whether it drafts.
+        num_ranks: Ranks of the server.
+        decode_captured: Whether decode steps are captured.
+        prefill_captured: Whether prefills are.
+        switches: Those of :data:`SWITCHES` that are on.
+    """
 
     on_accelerator: bool
     with_draft: bool
     num_ranks: int
     decode_captured: bool
     prefill_captured: bool
+    switches: frozenset[str]
 
 
 def judge(counts: Mapping[str, int], steps: Steps, asked: Asked) -> list[Seen]:
@@ -170,6 +196,9 @@ def _seen(path: Path, counts: Mapping[str, int], steps: Steps, asked: Asked) -> 
         return Seen(path, "not asked for", "nothing drafts")
     if path.only_with_ranks and asked.num_ranks == 1:
         return Seen(path, "not asked for", "one rank")
+    if path.asked_by and path.asked_by not in asked.switches:
+        flag = path.asked_by.replace("_", "-")
+        return Seen(path, "not asked for", f"{detail}; --{flag} is not given")
     if not wanted:
         return Seen(path, "not asked for", f"{detail}; the preset captures none")
     return Seen(path, "NOT TAKEN", detail)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,7 @@ def judge(
     done: warm_up.Done,
     launcher: Sequence[boot_timeline.Mark],
     *,
+    switches: Collection[str],
     refuse_drafts: bool,
 ) -> Start:
     """Return what a start came to.
@@ -83,6 +84,7 @@ def judge(
         sizes: What the server is laid out for.
         done: The warm-up.
         launcher: The launcher's marks.
+        switches: Fields of SGLang's ``ServerArgs`` that are on and ask for a fast path.
         refuse_drafts: Whether drafts that are hardly ever accepted stop the server.
 
     Raises:
@@ -116,6 +118,7 @@ def judge(
             num_ranks=record.num_local_ranks,
             decode_captured=bool(sizes.decode_batches),
             prefill_captured=bool(sizes.prefill_tokens),
+            switches=frozenset(switches),
         ),
     )
     missed = warm_up.untouched(sizes.decode_batches, steps.decode_batches(worst))

@@ -18,7 +18,7 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 
 from sglang_mi300a import boot_timeline, graph_phases, settings
 from sglang_mi300a.errors import EXIT_JUDGED_AGAINST, JudgedAgainst, UserError
-from sglang_mi300a.serving import ready, warm_up
+from sglang_mi300a.serving import fused_paths, ready, warm_up
 
 if TYPE_CHECKING:
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
@@ -63,6 +63,11 @@ async def run(disaggregation_mode: str, tokenizer_manager: TokenizerManager) -> 
             sizes,
             done,
             boot_timeline.marks(),
+            switches=[
+                name
+                for name in fused_paths.SWITCHES
+                if getattr(tokenizer_manager.server_args, name)
+            ],
             refuse_drafts=settings.refuses_bad_drafts(),
         )
     except (UserError, JudgedAgainst, ValueError, RuntimeError, OSError) as error:

@@ -10,7 +10,12 @@ from sglang_mi300a.serving.steps import Steps, decode_batches, of_data
 
 ALL = {path.id: 3 for path in PATHS if path.target}
 ON_NODE = Asked(
-    on_accelerator=True, with_draft=True, num_ranks=4, decode_captured=True, prefill_captured=True
+    on_accelerator=True,
+    with_draft=True,
+    num_ranks=4,
+    decode_captured=True,
+    prefill_captured=True,
+    switches=frozenset(fused_paths.SWITCHES),
 )
 
 
@@ -62,13 +67,21 @@ def test_no_decode_step_at_all_is_no_proof():
 
 
 def test_what_was_not_asked_for_is_no_warning():
-    counts = {**ALL, "replay_verify": 0, "reduce_norm": 0}
+    counts = {**ALL, "replay_verify": 0, "replay_commit": 0, "reduce_norm": 0}
     eager = ran(("EXTEND", 1, False), ("DECODE", 1, False))
     found = status(
         counts, eager, with_draft=False, num_ranks=1, decode_captured=False, prefill_captured=False
     )
-    wanted = {"replay_verify", "reduce_norm", "decode_graph", "prefill_graph"}
+    wanted = {"replay_verify", "replay_commit", "reduce_norm", "decode_graph", "prefill_graph"}
     assert {name for name, one in found.items() if one == "not asked for"} == wanted
+
+
+def test_a_path_whose_switch_is_off_names_the_switch():
+    asked = dataclasses.replace(ON_NODE, switches=ON_NODE.switches - {fused_paths.SWITCHES[0]})
+    seen = fused_paths.judge({**ALL, "reduce_norm": 0}, GOOD, asked)
+    assert fused_paths.warnings(seen) == []
+    [one] = [one for one in seen if one.status == "not asked for"]
+    assert str(one).endswith("(0 calls; --enable-aiter-allreduce-fusion is not given)")
 
 
 def test_on_the_cpu_engine_nothing_is_taken_and_nothing_is_lost():

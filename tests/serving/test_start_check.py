@@ -77,6 +77,7 @@ def judged(run_dir, sizes=SIZES, tokens_a_step=2.5, refuse_drafts=False, **chang
         sizes,
         done(tokens_a_step),
         LAUNCHER,
+        switches=(),
         refuse_drafts=refuse_drafts,
     )
 
