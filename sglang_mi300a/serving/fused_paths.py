@@ -94,7 +94,7 @@ PATHS: tuple[Path, ...] = (
         returns_none_if_not=True,
         asked_by="enable_aiter_allreduce_fusion",
     ),
-    Path(PREFILL_GRAPH, "prefill in a breakable graph", "", "prompts launch kernel by kernel"),
+    Path(PREFILL_GRAPH, "prefill in a captured graph", "", "prompts launch kernel by kernel"),
     Path(
         DECODE_GRAPH, "a graph for every decode step", "",
         "decode steps outside a graph launch kernel by kernel",

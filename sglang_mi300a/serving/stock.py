@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.managers.io_struct import GenerateReqInput
 
-from sglang_mi300a import boot_timeline, graph_phases, settings
+from sglang_mi300a import boot_timeline, settings
 from sglang_mi300a.errors import EXIT_JUDGED_AGAINST, JudgedAgainst, UserError
 from sglang_mi300a.serving import fused_paths, ready, warm_up
 
@@ -145,40 +145,20 @@ def sizes_of(server_args: Any, record: settings.Resolved, context_tokens: int) -
         record: The launcher's decision.
         context_tokens: Longest context.
     """
-    fields = {name: getattr(server_args, name, None) for name in _FIELDS}
     chunk = int(server_args.chunked_prefill_size or context_tokens)
     chunk = chunk if chunk > 0 else context_tokens
     drafts = int(server_args.speculative_num_draft_tokens or 1) if record.with_draft else 1
     on_cpu = record.device == "cpu"
     longest = context_tokens - 8 * drafts - 2
+    decode, prefill = warm_up.captured(server_args.cuda_graph_config, record.max_running_requests)
     return warm_up.Sizes(
-        decode_batches=() if on_cpu else tuple(_decode_batches(fields, record)),
-        prefill_tokens=() if on_cpu else tuple(graph_phases.prefill_token_counts(fields, chunk)),
+        decode_batches=() if on_cpu else decode,
+        prefill_tokens=() if on_cpu else prefill,
         max_requests=record.max_running_requests,
         max_prompt=min(longest, LONGEST_ON_CPU) if on_cpu else longest,
         chunk_tokens=chunk,
         tokens_a_step=drafts,
         kv_tokens=record.kv_tokens,
-    )
-
-
-_FIELDS = (
-    "cuda_graph_config", "cuda_graph_backend_decode", "cuda_graph_bs_decode",
-    "cuda_graph_max_bs_decode", "cuda_graph_backend_prefill", "cuda_graph_bs_prefill",
-    "cuda_graph_max_bs_prefill", "disable_cuda_graph", "disable_decode_cuda_graph",
-    "disable_prefill_cuda_graph", "disable_cuda_graph_padding", "speculative_algorithm",
-    "max_total_tokens",
-)  # fmt: skip
-
-
-def _decode_batches(fields: dict[str, Any], record: settings.Resolved) -> Sequence[int]:
-    import torch
-
-    return graph_phases.decode_batch_sizes(
-        fields,
-        max_running_requests=record.max_running_requests,
-        memory_bytes=torch.cuda.get_device_properties(0).total_memory,
-        tp=record.tp_size,
     )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from sglang_mi300a import graph_phases
 from sglang_mi300a.errors import JudgedAgainst
 
 LEAST_TOKENS_A_STEP = 1.05
@@ -105,6 +106,21 @@ class Done:
     def as_data(self) -> dict[str, Any]:
         """Return it as plain JSON values."""
         return asdict(self)
+
+
+def captured(config: Any, max_requests: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the batch sizes of decode and the token counts of prefill that SGLang captures.
+
+    Args:
+        config: SGLang's ``CudaGraphConfig`` as it has resolved it.
+        max_requests: Requests at once.
+    """
+    decode, prefill = (
+        () if phase.backend == "disabled" else tuple(phase.bs or ())
+        for phase in (config.decode, config.prefill)
+    )
+    batches = graph_phases.captured_batch_sizes(decode, max_requests) if decode else ()
+    return tuple(batches), tuple(sorted(set(prefill)))
 
 
 def waves(sizes: Sizes) -> list[Wave]:

@@ -2,11 +2,13 @@
 
 import asyncio
 import dataclasses
+import importlib.util
+import sys
 from types import SimpleNamespace
 
 import pytest
 
-from sglang_mi300a import graph_phases, settings
+from sglang_mi300a import graph_phases, plugin, settings
 from sglang_mi300a.cli import launch
 from sglang_mi300a.errors import JudgedAgainst, UserError
 from sglang_mi300a.serving import warm_up
@@ -32,6 +34,34 @@ def warmed(plan, send, within_s=60.0, **more):
 
 async def right(prompt, new_tokens):
     return Answer(new_tokens, verify_steps=max(1, (new_tokens - 1) // 2))
+
+
+def graphs(decode, prefill):
+    """SGLang's own resolved configuration, of (backend, sizes) for each phase."""
+    name = "cuda_graph_config"  # SGLang keeps it free of imports, and its package is not
+    path = plugin.installed_sglang().root / f"sglang/srt/model_executor/{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del sys.modules[name]
+    return module.CudaGraphConfig(
+        decode=module.PhaseConfig(backend=decode[0], bs=decode[1]),
+        prefill=module.PhaseConfig(backend=prefill[0], bs=prefill[1]),
+    )
+
+
+def test_captured_sizes_are_those_that_sglang_has_resolved():
+    config = graphs(("full", [1, 2, 4, 8, 16]), ("breakable", [64, 4]))
+    assert warm_up.captured(config, 6) == ((1, 2, 4, 6), (4, 64))
+    assert warm_up.captured(config, 16) == ((1, 2, 4, 8, 16), (4, 64))
+
+
+def test_a_phase_that_is_off_or_has_no_sizes_captures_none():
+    assert warm_up.captured(graphs(("disabled", [1, 2]), ("disabled", [4])), 8) == ((), ())
+    assert warm_up.captured(graphs(("full", None), ("tc_piecewise", None)), 8) == ((), ())
 
 
 def test_every_captured_batch_size_gets_a_wave_of_just_so_many_requests():
