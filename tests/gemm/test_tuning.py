@@ -133,7 +133,8 @@ def test_where_there_is_no_terminal_progress_is_a_line_at_each_twentieth(how, ca
 
 
 INTERRUPTED = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from pathlib import Path
 from sglang_mi300a import settings
 from sglang_mi300a.gemm.tuning_plan import Batch

@@ -176,11 +176,12 @@ def test_a_random_order_is_the_same_for_the_same_seed_and_differs_for_another():
     assert order(1) != order(2)
 
 
-def test_it_runs_more_than_a_million_wave_instructions_a_second():
+def test_instructions_of_all_waves_are_counted():
     machine = Machine(toolchain.compile_hip(PROGRAMS / "tile_gemm.hip"))
-    m = n = k = 512
+    m = n = k = 128
     a, b = np.full((m, k), 0x3F80, np.uint16), np.full((n, k), 0x3F80, np.uint16)
     c = np.zeros((m, n), np.float32)
     counters = machine.launch("tile_gemm", (n // 64, m // 16), (256,), [a, b, c, n, k])
     assert (c == k).all()
-    assert counters.rate > 1e6, f"{counters.rate:.0f} wave-instructions/s"
+    assert counters.waves == (n // 64) * (m // 16) * 4
+    assert counters.by_class["mfma"] * 16 * 16 * 16 == m * n * k

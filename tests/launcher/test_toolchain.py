@@ -166,7 +166,9 @@ def rooms():
 @pytest.mark.parametrize("room", rooms())
 def test_each_shipped_room_is_read_by_the_compiler_without_a_warning(clang, room):
     source = toolchain.room_source(repository.ROOT / "csrc", room)
-    command = [*clang.command, *toolchain.FLAGS, "-fsyntax-only", "-Werror", str(source)]
+    shared = ["-I", str(source.parent.parent)]
+    options = [*toolchain.FLAGS, "-fsyntax-only", "-Werror", *shared]
+    command = [*clang.command, *options, str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
