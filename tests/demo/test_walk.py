@@ -157,6 +157,7 @@ def test_an_interrupted_walk_ends_with_130_and_leaves_no_process_and_no_page(
     demo, tmp_path, number, capsys
 ):
     pids = tmp_path / "pids"
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
 
     def wait(journey, account):
         child.run([sys.executable, "-c", PARENT, str(pids)], {})
@@ -168,7 +169,10 @@ def test_an_interrupted_walk_ends_with_130_and_leaves_no_process_and_no_page(
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    assert demo([Step("wait", "", "E0", wait)]) == 130
+    try:
+        assert demo([Step("wait", "", "E0", wait)]) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
     thread.join()
     assert not is_running(int(pids.read_text()))
     assert not demo.page.exists()

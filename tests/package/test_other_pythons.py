@@ -13,10 +13,11 @@ from tests import repository
 PYTHONS = ("3.10", "3.13")
 
 # Tests that build this package, judge the installed SGLang, boot it or start processes that import
-# torch, or that execute machine code whatever the Python; and the pure ones of them.
+# torch, or that execute machine code or kernels whatever the Python; and the pure ones of them.
 NOT_PURE = (
     *("tests/package/", "tests/conformance/", "tests/serving/", "tests/cpu_engine/"),
-    *("tests/gfx942/", "tests/moe/kernels/"),
+    *("tests/gfx942/", "tests/moe/kernels/", "tests/moe/triton/", "tests/gemm/kernels/"),
+    *("tests/patches/", "tests/demo/"),
 )
 PURE_AMONG_THEM = (
     *("tests/package/test_shipped.py", "tests/serving/test_preset.py"),
