@@ -93,7 +93,10 @@ def test_a_lock_of_a_merged_table_stops_the_launch_by_name(prepare, tmp_path):
 
 def stock_environ():
     """SGLang's module of environment variables, by itself: the whole imports half of torch."""
-    sglang = Path(importlib.util.find_spec("sglang").submodule_search_locations[0])
+    spec = importlib.util.find_spec("sglang")
+    if spec is None:
+        raise ModuleNotFoundError("needs SGLang", name="sglang")
+    sglang = Path(spec.submodule_search_locations[0])
     spec = importlib.util.spec_from_file_location("stock_environ", sglang / "srt/environ.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
