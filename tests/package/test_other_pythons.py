@@ -122,7 +122,8 @@ def test_the_wheel_installs_and_the_pure_tests_pass(other_python, built, tmp_pat
     subprocess.run([other_python, "-m", "venv", tmp_path / "venv"], check=True)
     # Through the ordinary index, as a user would, held to the versions that the tests are run with.
     pins = [f"--constraint={repository.ROOT}/requirements/{n}.txt" for n in ("cpu-engine", "dev")]
-    install = [python, "-m", "pip", "install", "--quiet", *pins, f"{built.wheel}[kernel-cache,test]"]
+    wheel = f"{built.wheel}[kernel-cache,test]"
+    install = [python, "-m", "pip", "install", "--quiet", *pins, wheel]
     done = subprocess.run(install, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
