@@ -17,7 +17,8 @@ PYTHONS = ("3.10", "3.13")
 NOT_PURE = (
     *("tests/package/", "tests/conformance/", "tests/serving/", "tests/cpu_engine/"),
     *("tests/gfx942/", "tests/moe/kernels/", "tests/moe/triton/", "tests/gemm/kernels/"),
-    *("tests/patches/", "tests/demo/"),
+    *("tests/patches/", "tests/demo/", "tests/kernel_cache/test_build.py"),
+    "tests/kernel_cache/test_kernel_cache_command.py",
 )
 PURE_AMONG_THEM = (
     *("tests/package/test_shipped.py", "tests/serving/test_preset.py"),
