@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sglang_mi300a import code_objects, model_refit, reports, settings, shipped, tables
+from sglang_mi300a import code_objects, model_refit, reports, settings, shipped, tables, whole_files
 from sglang_mi300a.cost_model import MACHINE
 from sglang_mi300a.errors import EXIT_JUDGED_AGAINST, EXIT_OK, UserError
 from sglang_mi300a.gemm import tuned_table
@@ -246,9 +245,7 @@ def _write(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            temporary = folder / f".{name}.tmp"
-            temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, folder / name)
+            whole_files.write(folder / name, text.encode("utf-8"))
     except OSError as error:
         raise UserError(
             f"--out {folder}",

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from sglang_mi300a import code_objects, settings, tables
+from sglang_mi300a import code_objects, settings, tables, whole_files
 from sglang_mi300a import device as devices
 from sglang_mi300a.cli import kernels as kernels_command
 from sglang_mi300a.errors import EXIT_OK, UserError
@@ -163,6 +161,4 @@ def _earlier(path: Path) -> Table | None:
 def _save(table: Table, path: Path) -> None:
     """Write a table whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-        file.write(tables.render(table))
-    os.replace(file.name, path)
+    whole_files.write(path, tables.render(table).encode("utf-8"))

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from sglang_mi300a import whole_files
 from sglang_mi300a.errors import UserError
 from sglang_mi300a.kernel_cache.compiled import Content, content_of
 from sglang_mi300a.kernel_cache.key import CacheKey
@@ -274,7 +275,7 @@ class Store:
 
     def adopt(self, temporary: Path, path: str) -> StoredFile:
         """Make a complete file of :meth:`incoming` an object."""
-        _sync(temporary)
+        whole_files.sync(temporary)
         content = content_of(temporary)
         target = self.object_path(content.sha256)
         if _is_there(target, content):
@@ -310,7 +311,7 @@ class Store:
         with self.incoming() as temporary:
             temporary.write_bytes(text)
             temporary.chmod(0o444)
-            _sync(temporary)
+            whole_files.sync(temporary)
             _rename(temporary, path, lambda: path.is_file() and path.read_bytes() == text)
 
     # -- tidying ---------------------------------------------------------------------------------
@@ -380,18 +381,7 @@ def _rename(temporary: Path, target: Path, arrived: Callable[[], bool]) -> None:
     except OSError:
         if not arrived():
             raise
-    _sync(target.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # directories, on some network file systems
-            raise
-    finally:
-        os.close(descriptor)
+    whole_files.sync(target.parent)
 
 
 def _bad_record(where: str, found: str) -> UserError:

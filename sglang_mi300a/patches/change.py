@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sglang_mi300a import whole_files
 from sglang_mi300a.errors import UserError
 from sglang_mi300a.patches import unified_diff
 from sglang_mi300a.patches.fit import Fit, digest, judge
@@ -221,14 +222,14 @@ def _carry_out(
             for one in changes:
                 os.replace(one.beside, one.path)
             for folder in {one.path.parent for one in changes}:
-                _sync(folder)
+                whole_files.sync(folder)
         except BaseException:
             _put_back(changes)
             if not has_journal:
                 journal.unlink()
             raise
         journal.unlink()
-        _sync(journal.parent)
+        whole_files.sync(journal.parent)
     except OSError as error:
         raise _unwritable(Path(error.filename or root), error.strerror or str(error)) from error
 
@@ -237,7 +238,7 @@ def _begin(journal: Path, text: str) -> None:
     """Write the journal onto the disk, or leave none; one that is there is another's."""
     try:
         _write(journal, text.encode("utf-8"), 0o644)
-        _sync(journal.parent)
+        whole_files.sync(journal.parent)
     except FileExistsError:
         raise
     except BaseException:
@@ -252,7 +253,7 @@ def _put_back(changes: Sequence[_Change]) -> None:
         if one.path.read_bytes() != one.old:
             _write_beside(one.path, one.old)
             os.replace(one.beside, one.path)
-            _sync(one.path.parent)
+            whole_files.sync(one.path.parent)
 
 
 def _write_beside(path: Path, content: bytes) -> None:
@@ -274,17 +275,6 @@ def _write(path: Path, content: bytes, mode: int) -> None:
         file.flush()
         os.fchmod(file.fileno(), mode)
         os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # directories, on some network file systems
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def _unwritable(where: Path, found: str) -> UserError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -194,45 +193,6 @@ class _Stream:
 
     def digest(self) -> str:
         return self._hasher.hexdigest()
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Put a small file in place, durably: it is either absent or whole."""
-    os.replace(_temporary(path, data, "tmp"), path)
-    sync_directory(path.parent)
-
-
-def write_if_absent(path: Path, data: bytes) -> None:
-    """Put a small file in place as :func:`write_atomically` does, unless one is there.
-
-    Several processes may do so at once: the first wins.
-    """
-    temporary = _temporary(path, data, f"{socket.gethostname()}.{os.getpid()}.tmp")
-    with contextlib.suppress(FileExistsError):
-        os.link(temporary, path)
-    os.unlink(temporary)
-    sync_directory(path.parent)
-
-
-def _temporary(path: Path, data: bytes, suffix: str) -> Path:
-    """Write a durable file beside ``path``."""
-    temporary = path.with_name(f".{path.name}.{suffix}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-    try:
-        _write_all(descriptor, data, 0)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    return temporary
-
-
-def sync_directory(directory: Path) -> None:
-    """Make renames in a directory durable."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _write_all(descriptor: int, data: bytes | Bytes, offset: int) -> None:

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from sglang_mi300a import whole_files
 from sglang_mi300a.errors import UserError
-from sglang_mi300a.weights.part_files import sync_directory, write_atomically, write_if_absent
 
 DIRECTORY = ".partial"
 _JOB = "job.json"
@@ -54,8 +54,8 @@ class Progress:
         path = self.directory / _JOB
         text = json.dumps(job, indent=1, sort_keys=True) + "\n"
         self.directory.mkdir(exist_ok=True)
-        write_if_absent(path, text.encode())
-        sync_directory(self.output)
+        whole_files.write_if_absent(path, text.encode())
+        whole_files.sync(self.output)
         before = path.read_text(encoding="utf-8")
         if before != text:
             raise UserError(
@@ -70,12 +70,12 @@ class Progress:
         """Record a finished file."""
         name = record.file.replace("/", "--")
         text = json.dumps(asdict(record), sort_keys=True)
-        write_atomically(self.directory / f"{name}.json", text.encode())
+        whole_files.write(self.directory / f"{name}.json", text.encode())
 
     def end(self) -> None:
         """Forget the records; the manifest says it all now."""
         shutil.rmtree(self.directory, ignore_errors=True)
-        sync_directory(self.output)
+        whole_files.sync(self.output)
 
     def finished(self) -> dict[str, Record]:
         """Return what is finished, also by runs for other ranks, by file name."""

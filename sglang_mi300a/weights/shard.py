@@ -23,7 +23,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from sglang_mi300a import artifact_manifest, shipped
+from sglang_mi300a import artifact_manifest, shipped, whole_files
 from sglang_mi300a import layout as layouts
 from sglang_mi300a.artifact_manifest import FileFacts, Heads, Manifest, Part, TensorFacts, checksum
 from sglang_mi300a.errors import UserError
@@ -34,12 +34,7 @@ from sglang_mi300a.weights.executing import Executor, Sink
 from sglang_mi300a.weights.model_sizes import ModelSizes
 from sglang_mi300a.weights.output_lock import PREFIX as LOCK_PREFIX
 from sglang_mi300a.weights.output_lock import LockHeld, OutputLock
-from sglang_mi300a.weights.part_files import (
-    Flusher,
-    PartFile,
-    sync_directory,
-    write_atomically,
-)
+from sglang_mi300a.weights.part_files import Flusher, PartFile
 from sglang_mi300a.weights.plan import FLOATS, Placement, RankPlan, Source, num_rows
 from sglang_mi300a.weights.progress_bar import ProgressBar
 from sglang_mi300a.weights.reading import Files, Ring
@@ -567,7 +562,7 @@ def _check_space(output: Path, to_do: list[_PartSpec]) -> None:
 def _run_jobs(run: _Run, parts: list[_PartSpec], jobs: int) -> None:
     for rank in run.ranks:
         (run.output / f"rank-{rank}").mkdir(exist_ok=True)
-    sync_directory(run.output)
+    whole_files.sync(run.output)
     to_do = [s for s in parts if any(s.file(rank) not in run.done for rank in run.ranks)]
     with ThreadPoolExecutor(jobs, thread_name_prefix="shard-weights") as pool:
         futures = [pool.submit(_make_part, run, spec) for spec in to_do]
@@ -620,7 +615,7 @@ def _make_part(run: _Run, spec: _PartSpec) -> None:
         for file in files.values():
             file.abandon()
     for rank, file in files.items():
-        sync_directory(file.path.parent)
+        whole_files.sync(file.path.parent)
         record = Record(
             spec.file(rank),
             file.size,
@@ -716,10 +711,10 @@ def _finish(
         if missing:
             return missing
         for name, data in copied:
-            write_atomically(output / name, data)
+            whole_files.write(output / name, data)
         text = _manifest(job, parts, done, found).render()
         artifact_manifest.parse(text, output / artifact_manifest.NAME)
-        write_atomically(output / artifact_manifest.NAME, text.encode())
+        whole_files.write(output / artifact_manifest.NAME, text.encode())
         records.end()
         return ()
 

@@ -192,9 +192,7 @@ def kill_and_go_on(builder, tmp_path, store, key, delays_s):
         for module in store.modules(key.digest).values():
             for file in module.files:
                 assert compiled.flaw(store.object_path(file.sha256)) == ""
-    began = time.monotonic()
-    builder.run(FEW)
-    assert time.monotonic() - began < 60  # the bound of the builder's wait
+    builder.run(FEW)  # refuses where a dead builder's lock still holds it up after its wait
     assert set(store.modules(key.digest)) == {row.name for row in FEW}
     for lock in (builder.local / "locks").iterdir():
         assert not owner_lock.is_held(lock)

@@ -1,6 +1,6 @@
 """Every byte of a checkpoint goes to the ranks it belongs to, at any size."""
 
-import time
+import sys
 from collections import Counter
 from math import prod
 from pathlib import Path
@@ -148,7 +148,6 @@ def real_sources():
 def test_the_real_model_on_four_ranks(real_sources):
     """Names, shapes, sizes and file offsets of all ranks of the 397B model, from headers alone."""
     assert len(real_sources) == 186_791
-    begin = time.monotonic()
     plans = [make(real_sources, tp=4, rank=rank, text=REAL_TEXT) for rank in range(4)]
     drafts = [make(real_sources, tp=4, rank=r, part="draft", text=REAL_TEXT) for r in range(4)]
     for each in plans:
@@ -166,8 +165,30 @@ def test_the_real_model_on_four_ranks(real_sources):
     assert_files_are_dense(plans)
     assert_files_are_dense(drafts)
     assert not plan.unused(real_sources, [plans[0], drafts[0]], text_only=True)
-    # Eight plans took 8 s on one core of a small machine; a minute means something is quadratic.
-    assert time.monotonic() - begin < 60
+
+
+def test_the_work_of_a_plan_grows_as_the_number_of_tensors():
+    def calls(num_experts):
+        text = {**REAL_TEXT, "num_hidden_layers": 4, "num_experts": num_experts}
+        sources = sources_of(text)
+        count = 0
+
+        def counting(frame, event, argument):
+            nonlocal count
+            count += event in ("call", "c_call")
+
+        sys.setprofile(counting)
+        try:
+            found = make(sources, tp=4, rank=1, text=text)
+            unused = plan.unused(sources, [found], text_only=True)
+        finally:
+            sys.setprofile(None)
+        assert all(name.startswith("mtp.") for name in unused)
+        return count / len(sources)
+
+    few, many = calls(32), calls(128)
+    assert few > 1
+    assert many < 1.1 * few
 
 
 def assert_files_are_dense(plans):
