@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,37 @@ class Start:
         )
 
 
+async def once_checked(
+    read: Callable[[], Mapping[int, RankReport]], num_ranks: int, *, polls: int, poll_s: float
+) -> Mapping[int, RankReport]:
+    """Return the ranks' reports as soon as each rank has checked itself, or the last ones read.
+
+    SGLang answers for its first rank alone; the others report within the same step, a little
+    earlier or later.
+
+    Args:
+        read: Returns what ranks have reported so far.
+        num_ranks: How many there are.
+        polls: Reads, at most.
+        poll_s: Pause between them.
+    """
+    reports = read()
+    for _ in range(polls - 1):
+        if not _silent(reports, num_ranks):
+            break
+        await asyncio.sleep(poll_s)
+        reports = read()
+    return reports
+
+
+def _silent(reports: Mapping[int, RankReport], num_ranks: int) -> list[int]:
+    return [
+        rank
+        for rank in range(num_ranks)
+        if rank not in reports or start_check.FACT not in reports[rank].facts
+    ]
+
+
 def judge(
     reports: Mapping[int, RankReport],
     record: settings.Resolved,
@@ -90,12 +122,7 @@ def judge(
     Raises:
         JudgedAgainst: A rank did not check itself, or drafts are refused.
     """
-    silent = [
-        rank
-        for rank in range(record.num_local_ranks)
-        if rank not in reports or start_check.FACT not in reports[rank].facts
-    ]
-    if silent:
+    if silent := _silent(reports, record.num_local_ranks):
         raise JudgedAgainst(
             f"warm-up: rank {', '.join(map(str, silent))} did not report after it, so nothing is "
             "known of its sums, steps and paths"

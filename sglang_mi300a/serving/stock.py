@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 FLUSH_WITHIN_S = 60.0
+REPORTS_WITHIN_S = 60.0
 LISTENS_WITHIN_S = 120.0
 POLL_S = 0.1
 LONGEST_ON_CPU = 256
@@ -54,11 +55,17 @@ async def run(disaggregation_mode: str, tokenizer_manager: TokenizerManager) -> 
             )
             # Users begin with an empty cache; emptying it, each rank checks itself and reports.
             flushed = await tokenizer_manager.flush_cache(timeout_s=FLUSH_WITHIN_S)
+            reports = await ready.once_checked(
+                partial(ready.reports_of, record),
+                record.num_local_ranks,
+                polls=round(REPORTS_WITHIN_S / POLL_S) if flushed.success else 1,
+                poll_s=POLL_S,
+            )
         if not flushed.success:
             raise JudgedAgainst(f"warm-up: caches could not be emptied: {flushed.message}")
         boot_timeline.mark("warm-up end")
         start = ready.judge(
-            ready.reports_of(record),
+            reports,
             record,
             sizes,
             done,

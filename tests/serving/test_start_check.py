@@ -1,5 +1,6 @@
 """Ranks check themselves after the warm-up, and the launcher judges what they report."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -101,6 +102,38 @@ def test_sums_are_checked_once_and_steps_are_reported_again(gates, tmp_path):
     assert checked == [1]
     assert facts["warm_up_steps"] == {}
     assert facts["steps"] == {"DECODE": {"1": [2, 0]}}
+
+
+def test_a_rank_that_reports_a_little_later_is_waited_for(gates, tmp_path):
+    late = RankGates(1, tmp_path, alone, frozenset())
+    start_check.run(gates, lambda: "")
+    reads = []
+
+    def read():
+        if len(reads) == 2:
+            late.report()  # as each rank did before: no word of its check yet
+        if len(reads) == 4:
+            start_check.run(late, lambda: "")
+        reads.append(boot_report.read_all(tmp_path))
+        return reads[-1]
+
+    found = asyncio.run(ready.once_checked(read, 2, polls=50, poll_s=0))
+    assert len(reads) == 5
+    assert set(found) == {0, 1}
+    assert all(start_check.FACT in report.facts for report in found.values())
+
+
+def test_a_rank_that_never_reports_is_waited_for_no_longer_than_said(gates, tmp_path):
+    start_check.run(gates, lambda: "")
+    reads = []
+
+    def read():
+        reads.append(boot_report.read_all(tmp_path))
+        return reads[-1]
+
+    found = asyncio.run(ready.once_checked(read, 2, polls=7, poll_s=0))
+    assert len(reads) == 7
+    assert set(found) == {0}
 
 
 def test_wrong_sums_stop_the_rank_and_stand_in_its_report(gates, tmp_path):
