@@ -117,6 +117,9 @@ def run(args: argparse.Namespace) -> int:
             for row in rows:
                 if row.state.kind in ("check", "to do") and row.became != "skipped":
                     print(f"would run: sglang-mi300a {shlex.join(row.step.words(wanted))}")
+        for row in rows:
+            if row.state.error is not None and row.became != "skipped":
+                raise row.state.error  # as the run would
         return EXIT_OK
     failure: BaseException | None = None
     with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():

@@ -246,6 +246,9 @@ def test_a_damaged_artifact_is_named_and_never_deleted(prepare, tmp_path):
     assert (code, became(account)["shard"]) == (2, "failed")
     assert str(victim) in account["failed"]["message"]
     assert f"delete {tmp_path / 'out'} and give the same command again" in err
+    code, _, err = prepare("--dry-run", "--skip", "doctor")
+    assert (code, str(victim) in err) == (2, True)
+    assert prepare("--dry-run", "--skip", "doctor", "--skip", "shard")[0] == 0
     assert unchanging(tmp_path / "out") == before
 
 
