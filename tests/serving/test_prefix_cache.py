@@ -24,19 +24,28 @@ class Chats:
         self._histories = [()] * count
         self.cached, self.could_be = [], []
 
-    def turn(self, number):
-        """Send every conversation's next turn at once and compare all answers."""
+    def turn(self, number, only=None):
+        """Send the next turn of every conversation, or of one, at once; compare all answers."""
+        chats = range(len(self._histories)) if only is None else [only]
         prompts = []
-        for chat, history in enumerate(self._histories):
+        for chat in chats:
             words = "and so on and on " * (12 + 3 * chat + 5 * number)
-            prompts.append((*history, *self._oracle.prompt(f"{chat}: {words}")))
+            prompts.append((*self._histories[chat], *self._oracle.prompt(f"{chat}: {words}")))
         answers = self._server.complete_all(prompts, NUM_TOKENS)
         wanted = [self._oracle.tokens(prompt, NUM_TOKENS) for prompt in prompts]
         assert [answer.tokens for answer in answers] == wanted
         self.cached.append([answer.cached_tokens for answer in answers])
-        self.could_be.append([len(history) // 64 * 64 for history in self._histories])
+        self.could_be.append([len(self._histories[chat]) // 64 * 64 for chat in chats])
         # The next turn renders the reply anew: it shares the prompt but for its last two tokens.
-        self._histories = [(*prompt[:-2], *prompt[-1:]) for prompt in prompts]
+        for chat, prompt in zip(chats, prompts, strict=True):
+            self._histories[chat] = (*prompt[:-2], *prompt[-1:])
+
+
+def a_chat_alone_goes_on_at_once(chats):
+    """Whatever order requests came in before: nothing evicts a state between these two turns."""
+    chats.turn(0, only=0)
+    chats.turn(0, only=0)
+    assert chats.cached[-1] != [0]
 
 
 def some_is_found_and_some_was_evicted(chats):
@@ -52,6 +61,7 @@ def test_under_constant_eviction_turns_are_answered_as_without_a_cache(served):
     chats = Chats(server, oracle, count=20)  # 32 state slots: 4 for each of 8 running requests
     for number in range(2):
         chats.turn(number)
+    a_chat_alone_goes_on_at_once(chats)
     some_is_found_and_some_was_evicted(chats)
     assert server.hooks["pools.turn_tail"]["calls_min_over_ranks"] == 1
     assert server.hooks["pools.turn_tail_margin"]["calls_min_over_ranks"] > 0
@@ -71,6 +81,7 @@ def test_tiny_pools_and_chunked_prompts_change_no_token(artifacts, oracles, tp):
         chats = Chats(server, oracle, count=6)
         for number in range(TURNS):
             chats.turn(number)
+        a_chat_alone_goes_on_at_once(chats)
     some_is_found_and_some_was_evicted(chats)
 
 
