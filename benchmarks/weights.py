@@ -9,13 +9,17 @@ machine and one disk are what is measured; seconds are given for orientation.
 * Cold: before every pass what the page cache holds of the files is dropped and read back by
   ``mincore``; above 1 % the run is void.
 * raw: the artifact's files one after another in blocks of a loader's read, with the same flags
-  (direct where the file system takes it). Raw passes that differ by more than 15 %: noisy, no
-  verdict.
+  (direct where the file system takes it). If the middle half of the raw passes spreads by more than
+  15 % of their median: noisy, no verdict.
 * load: each of the four ranks in turn into parameters in host memory, checksums on, as served.
 * copy: the artifact's files by a plain loop of 1 MiB reads and writes, each file synced.
-* peers: other loaders read the same files into the same parameters, if they are installed.
+* peers: other loaders read the same files into the same parameters, if they are installed. Beside
+  the ratio of medians stands that of each round, ours over theirs: what slows a disk for a minute
+  slows both.
 
-Every pass is a process of its own; times start after its imports. Passes alternate.
+Every pass is a process of its own; times start after its imports and a load of one small file.
+Passes alternate, and each round of loads has an order of its own, drawn with a fixed seed: storage
+that keeps what was read before favours one reader after a certain other.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ import argparse
 import importlib.metadata
 import json
 import os
+import random
 import shutil
 import statistics
 import subprocess
@@ -239,11 +244,16 @@ def _load(directory: Path, verify: str) -> dict[str, float]:
 
 
 def _peer(directory: Path, tensors_of: Callable[[list[Path]], Iterator[Any]]) -> dict[str, float]:
+    import torch
+    from safetensors.torch import save_file
+
     parameters = _parameters(directory)
     files = _weight_files(directory)
     by_rank = [[p for p in files if p.parent.name == f"rank-{rank}"] for rank in range(TP)]
-    next(iter(tensors_of(files[-1:])))  # its own late imports and pools
-    page_cache.drop(files)
+    with tempfile.TemporaryDirectory() as folder:
+        small = Path(folder) / "small.safetensors"
+        save_file({"one": torch.zeros(1)}, small)
+        next(iter(tensors_of([small])))  # its own late imports and pools
 
     def work() -> None:
         for of_rank in by_rank:
@@ -320,6 +330,11 @@ class Bench:
         """Return the median wall time of a pass."""
         return statistics.median(self.seconds[name])
 
+    def ours_over(self, peer: str) -> list[float]:
+        """Return our loader's wall time over a peer's in each round."""
+        pairs = zip(self.seconds["load-full"], self.seconds[peer], strict=True)
+        return [ours / theirs for ours, theirs in pairs]
+
 
 def installed_peers() -> dict[str, str]:
     """Return name and version of the other loaders that are here."""
@@ -349,15 +364,18 @@ def measure(scratch: Path, args: argparse.Namespace, say: Callable[[str], None])
         say(f"pass {number + 1} of {args.passes} of converting done")
     output_bytes = sum(path.stat().st_size for path in files)
     peers = installed_peers()
-    for number in range(args.passes):
-        for name in ("raw", "load-full", "load-off", *peers):
+    names = ["raw", "load-full", "load-off", *peers]
+    order = random.Random(0)
+    for number in range(args.rounds):
+        order.shuffle(names)
+        for name in names:
             bench.run(name, artifact, files, copy)
-        say(f"pass {number + 1} of {args.passes} of loading done")
-    raw = bench.seconds["raw"]
-    spread = max(raw) / min(raw) - 1
+        say(f"round {number + 1} of {args.rounds} of loading done")
+    lower, raw, upper = statistics.quantiles(bench.seconds["raw"], n=4, method="inclusive")
+    spread = (upper - lower) / raw
     load = bench.median("load-full")
     result: dict[str, Any] = {
-        "load_ratio_vs_raw": load / bench.median("raw"),
+        "load_ratio_vs_raw": load / raw,
         "shard_ratio_vs_copy": bench.median("shard") / bench.median("copy"),
         "extra_rss_mib_per_rank": max(bench.extra_rss["load-full"]) / 2**20,
         "cache_left_fraction": max(bench.cache_left["load-full"]),
@@ -368,6 +386,8 @@ def measure(scratch: Path, args: argparse.Namespace, say: Callable[[str], None])
             name: {
                 "version": version,
                 "ratio_vs_raw": bench.median(name) / bench.median("raw"),
+                "ours_over_theirs": statistics.median(bench.ours_over(name)),
+                "ours_over_theirs_by_round": bench.ours_over(name),
                 "extra_rss_mib": max(bench.extra_rss[name]) / 2**20,
                 "cache_left_fraction": max(bench.cache_left[name]),
             }
@@ -390,9 +410,11 @@ def measure(scratch: Path, args: argparse.Namespace, say: Callable[[str], None])
         "layers": args.layers,
         "experts": args.experts,
         "passes": args.passes,
+        "rounds": args.rounds,
         "cpus": len(os.sched_getaffinity(0)),
         "evidence": "E0",
-        "command": f"python benchmarks/weights.py --dir SCRATCH --passes {args.passes}",
+        "command": f"python benchmarks/weights.py --dir SCRATCH "
+        f"--passes {args.passes} --rounds {args.rounds}",
     }
 
 
@@ -400,7 +422,8 @@ def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--dir", type=Path, help="where to put 35 GB; on the disk to be measured")
-    parser.add_argument("--passes", type=int, default=3)
+    parser.add_argument("--passes", type=int, default=3, help="of converting and copying")
+    parser.add_argument("--rounds", type=int, default=9, help="of loading by each loader")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--experts", type=int, default=512)
     parser.add_argument("--json", action="store_true")

@@ -63,15 +63,21 @@ def dequantise(packed: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArray[
             f"packed {packed.shape} and scales {scales.shape} do not belong together: "
             f"K/2 = {packed.shape[-1]} needs K/32 = {packed.shape[-1] * 2 / BLOCK:g} scales a row"
         )
-    table = element_values()
     k = packed.shape[-1] * 2
-    values = np.empty((*packed.shape[:-1], k), dtype=np.float32)
-    values[..., 0::2] = table[packed & 0xF]
-    values[..., 1::2] = table[packed >> 4]
+    # One byte names two values: they are fetched together, as one number of 8 bytes.
+    values = _pairs().take(packed).view(np.float32)
     blocks = values.reshape(*packed.shape[:-1], k // BLOCK, BLOCK)
     with np.errstate(over="ignore"):
-        result = blocks * scale_values()[scales][..., None]
-    return np.asarray(result.reshape(values.shape), dtype=np.float32)
+        blocks *= scale_values()[scales][..., None]
+    return blocks.reshape(*packed.shape[:-1], k)
+
+
+def _pairs() -> NDArray[np.uint64]:
+    """Return the two element values of each byte, float32 side by side, uint64 ``[256]``."""
+    byte = np.arange(256)
+    table = element_values()
+    both = np.stack([table[byte & 0xF], table[byte >> 4]], axis=-1)
+    return both.view(np.uint64)[:, 0]
 
 
 def quantise(values: NDArray[Any]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

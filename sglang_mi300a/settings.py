@@ -56,6 +56,11 @@ BAD_DRAFTS = "SGLANG_MI300A_BAD_DRAFTS"
 """``refuse``: drafts that the warm-up sees hardly ever accepted stop the server; default ``warn``:
 it is said."""
 
+GOLDEN = "SGLANG_MI300A_GOLDEN"
+"""What a start does with golden logits that lie beside the weights. ``refuse`` (default): a server
+that is far beyond rounding stops. ``warn``: it is said. ``off``: nothing is compared."""
+GOLDEN_CHOICES = ("refuse", "warn", "off")
+
 UNTUNED_FILE = "PYTORCH_TUNABLEOP_UNTUNED_FILENAME"
 """Where TunableOp writes products that it has no row for, while it records them."""
 
@@ -227,6 +232,15 @@ def refuses_bad_drafts() -> bool:
         UserError: The environment says something else.
     """
     return _choice(BAD_DRAFTS, ("warn", "refuse")) == "refuse"
+
+
+def golden() -> str:
+    """Return what a start does with golden logits: one of :data:`GOLDEN_CHOICES`.
+
+    Raises:
+        UserError: The environment says something else.
+    """
+    return _choice(GOLDEN, GOLDEN_CHOICES)
 
 
 def warm_up_seconds() -> float:

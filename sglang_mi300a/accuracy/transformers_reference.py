@@ -7,14 +7,15 @@ way in. All weights are held in memory, so this is for small models.
 from __future__ import annotations
 
 import importlib
-import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sglang_mi300a import mxfp4, torchvision_schemas
+from sglang_mi300a import torchvision_schemas
+from sglang_mi300a.accuracy import stored_tensors
+from sglang_mi300a.accuracy.stored_tensors import SCALE, files_by_tensor, no_checkpoint
 from sglang_mi300a.errors import UserError
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class TransformersReference:
             raise UserError("dtype", found=dtype, allowed=", ".join(DTYPES), do="choose one")
         if not (model_dir / "config.json").is_file():
             # transformers takes what is no folder for the name of a model to download.
-            raise _no_checkpoint(model_dir, "no config.json")
+            raise no_checkpoint(model_dir, "no config.json")
         import torch
 
         let_transformers_import()
@@ -157,16 +158,9 @@ def read_checkpoint(model_dir: Path) -> Tensors:
     """
     from safetensors.torch import load_file
 
-    index = model_dir / "model.safetensors.index.json"
-    if index.is_file():
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    else:
-        names = sorted(path.name for path in model_dir.glob("*.safetensors"))
-    if not names:
-        raise _no_checkpoint(model_dir, "no safetensors file")
     tensors: Tensors = {}
-    for name in names:
-        tensors.update(load_file(model_dir / name))
+    for path in sorted(set(files_by_tensor(model_dir).values())):
+        tensors.update(load_file(path))
     return tensors
 
 
@@ -176,34 +170,28 @@ def dequantised(stored: Tensors) -> Tensors:
     Raises:
         UserError: A scale that the one scale rule refuses.
     """
-    import torch
-
     tensors: Tensors = {}
     for name, tensor in stored.items():
-        if name.endswith(".weight_scale"):
+        if name.endswith(f".weight{SCALE}"):
             continue
-        scales = stored.get(f"{name}_scale")
-        if scales is None:
-            tensors[name] = tensor
-            continue
-        kept, scan = mxfp4.scan_scales(tensor.numpy(), scales.numpy())
-        if scan.refused:
-            raise UserError(
-                name,
-                found=f"{scan.nan_blocks} NaN scales and {scan.inexact_blocks} blocks with a scale "
-                f"outside the exact range, first block {scan.first_bad}",
-                allowed=f"scale bytes {mxfp4.EXACT_SCALE_MIN} to {mxfp4.EXACT_SCALE_MAX}",
-                do="quantise the checkpoint again",
-            )
-        tensors[name] = torch.from_numpy(mxfp4.dequantise(tensor.numpy(), kept))
+        scales = stored.get(name + SCALE)
+        tensors[name] = (
+            tensor if scales is None else stored_tensors.dequantised(name, tensor, scales)
+        )
     return tensors
 
 
 def text_tensors(tensors: Tensors) -> Tensors:
     """Return the text model's tensors under the names that transformers' text class has."""
+    stored = text_names(tensors)
+    return {name: tensors[stored_as] for name, stored_as in stored.items()}
+
+
+def text_names(stored: Iterable[str]) -> dict[str, str]:
+    """Return what each tensor of the text model is stored as, by transformers' name of it."""
     return {
-        name.replace("model.language_model.", "model.", 1): tensor
-        for name, tensor in tensors.items()
+        name.replace("model.language_model.", "model.", 1): name
+        for name in stored
         if not name.startswith(_NOT_IN_TEXT_MODEL)
     }
 
@@ -242,15 +230,6 @@ def stacked_experts(tensors: Tensors) -> Tensors:
         stacked[f"{at}.gate_up_proj"] = torch.stack([torch.cat(rows) for rows in gate_up])
         stacked[f"{at}.down_proj"] = torch.stack([parts[number, "down_proj"] for number in numbers])
     return stacked
-
-
-def _no_checkpoint(model_dir: Path, found: str) -> UserError:
-    return UserError(
-        str(model_dir),
-        found=found,
-        allowed="a checkpoint folder",
-        do="give the folder that holds config.json and the weights",
-    )
 
 
 def let_transformers_import() -> None:

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sglang_mi300a import artifact_manifest
+from sglang_mi300a import artifact_manifest, golden
 from sglang_mi300a.artifact_manifest import PARTS, Manifest
 from sglang_mi300a.errors import EXIT_JUDGED_AGAINST, EXIT_OK, UserError
 
@@ -141,6 +141,8 @@ def _in_words(directory: Path, m: Manifest, forecast: LoadForecast | None) -> It
         f"  source         {len(m.source_files)} files, {source_bytes / 1e9:.3f} GB; "
         f"{m.source_num_tensors} tensors with checksum {m.source_data_xxh3_128}"
     )
+    if (directory / golden.NAME).is_file():
+        yield f"  golden logits  {golden.NAME}; `sglang-mi300a golden --show` reads it"
     if m.neutralised_blocks:
         yield f"  rewritten      scales of {m.neutralised_blocks} all-zero blocks"
     if forecast is not None:
@@ -189,7 +191,17 @@ def _verify(args: argparse.Namespace) -> int:
     with ProgressBar("verify", total, wanted=wanted) as bar:
         result = artifacts.verify(found, ranks=chosen, advance=bar.advance)
     seconds = time.perf_counter() - begin
-    return _tell(args, result.num_bytes, result.num_tensors, seconds, result.problems)
+    problems = (*result.problems, *_golden_problems(args.directory, found.manifest))
+    return _tell(args, result.num_bytes, result.num_tensors, seconds, problems)
+
+
+def _golden_problems(directory: Path, manifest: Manifest) -> Iterable[UserError]:
+    try:
+        values = golden.read(directory)
+        if values is not None:
+            golden.check_source(values, manifest.source_files, directory)
+    except UserError as problem:
+        yield problem
 
 
 def _tell(

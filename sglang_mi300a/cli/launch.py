@@ -23,9 +23,11 @@ from types import FrameType
 from typing import Any
 
 from sglang_mi300a import (
+    artifact_manifest,
     boot_report,
     boot_timeline,
     device,
+    golden,
     hook_fit,
     hooking,
     plugin,
@@ -127,7 +129,10 @@ def _apply(server_args: Any, name: str) -> None:
         _say(line)
     if memory.job is not None:
         serve_memory.forbid_core_dumps()
-    for key, value in {**decision.fields, **memory.fields}.items():
+    watchdog = {}
+    if "watchdog_timeout" not in given:
+        watchdog["watchdog_timeout"] = kernels.watchdog_s(fields["watchdog_timeout"])
+    for key, value in {**decision.fields, **memory.fields, **watchdog}.items():
         setattr(server_args, key, value)
     if server_args.custom_sigquit_handler is None:
         server_args.custom_sigquit_handler = stop_on_failed_rank
@@ -218,6 +223,8 @@ def decide(name: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> 
     check_versions()
     target = _target_device()
     model = served_model.read(Path(str(given["model_path"])))
+    if settings.golden() != "off":
+        _check_golden(model)
     tp, ep = int(given.get("tp_size", 1)), int(given.get("ep_size", 1))
     served_model.check_parallel(model, tp, ep)
     layout_id = expert_layout(model, tp, ep)
@@ -274,6 +281,20 @@ def decide(name: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> 
         run_dir="",
     )
     return Decision(record, fields, environment, merged, model, right.notes)
+
+
+def _check_golden(model: served_model.ServedModel) -> None:
+    """Refuse golden logits of another checkpoint before any rank starts."""
+    from sglang_mi300a.weights import checkpoint
+
+    values = golden.read(model.path)
+    if values is not None:
+        files = (
+            artifact_manifest.read(model.path).source_files
+            if model.is_artifact
+            else checkpoint.read(model.path).files
+        )
+        golden.check_source(values, files, model.path)
 
 
 def expert_layout(model: served_model.ServedModel, tp: int, ep: int) -> str:

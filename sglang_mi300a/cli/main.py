@@ -32,6 +32,7 @@ COMMANDS = (
     Command("doctor", "doctor", "what would go wrong on this machine, and what to do about it"),
     Command("shard-weights", "shard_weights", "make a per-rank artifact from a checkpoint; no GPU"),
     Command("artifact", "artifact", "inspect, verify or compare what shard-weights made"),
+    Command("golden", "golden", "what a right server says, computed once from the checkpoint"),
     Command("plan", "plan", "what each APU will hold, to the byte, and whether it fits"),
     Command("gemm", "gemm", "which dense products a server runs, and with which rows"),
     Command("tune", "tune", "tune dense products on this node, into a table of your own"),

@@ -3,12 +3,14 @@
     sglang-mi300a prepare --model DIR --preset tuned              the first hour; goes on if stopped
     sglang-mi300a prepare --model DIR --preset tuned --dry-run    what is left, minutes, disk
     sglang-mi300a prepare --model DIR --skip gemm-table           without a step
+    sglang-mi300a prepare --model DIR --with golden               with one that is optional
 
-Steps: doctor, shard, kernel-cache, gemm-table, expert-table, plan. Each is judged by what it makes
-(the artifact, the store, the tables), never by a note that it ran; what is whole is kept. So after
-a kill, or a cure, the same command goes on where it stopped. A step that cannot be done on this
-machine is said; the run goes on only where a server starts without it. The first step that fails
-ends it, with its message and with what was done. DIR may also be an artifact of shard-weights.
+Steps: doctor, shard, golden (optional), kernel-cache, gemm-table, expert-table, plan. Each is
+judged by what it makes (the artifact, the store, the tables), never by a note that it ran; what is
+whole is kept. So after a kill, or a cure, the same command goes on where it stopped. A step that
+cannot be done on this machine is said; the run goes on only where a server starts without it. The
+first step that fails ends it, with its message and with what was done. DIR may also be an artifact
+of shard-weights.
 
 Minutes and disk beforehand are estimates. Exit code 1: doctor or the plan went against; 2: a step
 refused.
@@ -29,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_mi300a import served_model
-from sglang_mi300a.cli.prepare_steps import STEPS, State, Step, Wanted
+from sglang_mi300a.cli.prepare_steps import OPTIONAL, STEPS, State, Step, Wanted
 from sglang_mi300a.errors import EXIT_OK, JudgedAgainst, UserError
 from sglang_mi300a.serving import preset as presets
 
@@ -98,6 +100,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--skip", action="append", default=[], metavar="STEP", choices=[s.name for s in STEPS],
         help=f"leave a step out ({', '.join(step.name for step in STEPS)}); may be repeated",
     )  # fmt: skip
+    add(
+        "--with", action="append", default=[], metavar="STEP", choices=OPTIONAL, dest="optional",
+        help=f"do an optional step, too ({', '.join(OPTIONAL)})",
+    )  # fmt: skip
     add("--verify", action="store_true", help="also read every byte of the artifact")
     add("--dry-run", action="store_true", help="say what is left to do, do nothing")
     add("--json", action="store_true", help="an account for machines; what steps say to stderr")
@@ -107,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
     """Look, do what is missing, print the launch line."""
     wanted = _wanted(args)
     with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
-        rows = [_row(step, wanted, skipped=step.name in args.skip) for step in STEPS]
+        rows = [_row(step, wanted, _left_out(step, args)) for step in STEPS]
         print(_table_before(rows))
         print(_disk(wanted, rows))
     if args.dry_run:
@@ -173,9 +179,18 @@ def launch_line(wanted: Wanted) -> str:
 # -- doing -----------------------------------------------------------------------------------------
 
 
-def _row(step: Step, wanted: Wanted, *, skipped: bool) -> Row:
-    if skipped:
-        return Row(step, State("check", "left out as asked"), 0.0, 0, became="skipped")
+def _left_out(step: Step, args: argparse.Namespace) -> str:
+    """Return why a step is left out, or ""."""
+    if step.name in args.skip:
+        return "left out as asked"
+    if step.name in OPTIONAL and step.name not in args.optional:
+        return f"optional: --with {step.name}"
+    return ""
+
+
+def _row(step: Step, wanted: Wanted, left_out: str) -> Row:
+    if left_out:
+        return Row(step, State("check", left_out), 0.0, 0, became="skipped")
     state = step.state(wanted)
     return Row(step, state, state.seconds, state.num_bytes)
 

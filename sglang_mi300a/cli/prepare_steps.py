@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sglang_mi300a import artifact_manifest, device, served_model, settings
+from sglang_mi300a import artifact_manifest, device, golden, served_model, settings
 from sglang_mi300a.artifact_manifest import PARTS
 from sglang_mi300a.cli import doctor as doctor_command
 from sglang_mi300a.cli import expert_tables, gemm_grid, tables, tune_moe
@@ -33,6 +33,8 @@ from sglang_mi300a.weights.resuming import Progress
 
 SHARD_BYTES_A_SECOND = 1e9
 """Estimate: reading and writing at once, one local NVMe disk or a parallel file system."""
+GOLDEN_BYTES_A_SECOND = 2e8
+"""Two cores and a virtual disk on two layers of the model's true sizes; a node has more of both."""
 SECONDS_A_MODULE = 100.0
 """Source: published first boots of this model, AITER compiling one module after the other."""
 BYTES_A_MODULE = 50e6
@@ -251,6 +253,24 @@ def _shard_words(wanted: Wanted) -> list[str]:
     ]  # fmt: skip
 
 
+# -- golden logits ---------------------------------------------------------------------------------
+
+
+def _look_at_golden(wanted: Wanted) -> State:
+    values = golden.read(wanted.out)
+    if values is not None:
+        golden.check_source(values, artifact_manifest.read(wanted.out).source_files, wanted.out)
+        return State("done", f"{wanted.out / golden.NAME}: {len(values.rows)} prompts")
+    if wanted.model == wanted.out:
+        return State("cannot", "the checkpoint is needed, and --model is an artifact of it")
+    total = sum(file.size for file in checkpoints.read(wanted.model).files)
+    return State("to do", "not computed yet", total / GOLDEN_BYTES_A_SECOND)
+
+
+def _golden_words(wanted: Wanted) -> list[str]:
+    return ["golden", "--model", str(wanted.model), "--out", str(wanted.out)]
+
+
 # -- kernel cache ----------------------------------------------------------------------------------
 
 
@@ -373,6 +393,10 @@ STEPS = (
         places=lambda wanted: [wanted.out],
     ),
     Step(
+        "golden", "what a right server says, to compare each start with", _look_at_golden,
+        _golden_words,
+    ),
+    Step(
         "kernel-cache", "AITER's kernels, compiled ahead", _look_at_kernels,
         lambda wanted: ["kernel-cache", "build"],
         places=lambda wanted: [settings.kernel_cache_dir()],
@@ -390,3 +414,5 @@ STEPS = (
     Step("plan", "the memory of each APU", _look_at_plan, _plan_words),
 )  # fmt: skip
 """In the order in which they are done."""
+OPTIONAL = ("golden",)
+"""Steps that are done only if asked for."""

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sglang_mi300a import device, settings
-from sglang_mi300a.kernel_cache import aiter_install, aiter_locks, launch_copy, needed
+from sglang_mi300a.kernel_cache import (
+    aiter_install,
+    aiter_locks,
+    launch_copy,
+    needed,
+    time_limits,
+)
 from sglang_mi300a.kernel_cache import key as keys
 from sglang_mi300a.kernel_cache.launch_copy import LaunchCopy
 from sglang_mi300a.kernel_cache.store import Store
@@ -25,15 +31,21 @@ class Prepared:
         environment: Variables to set where the user has not.
         said: Lines for the user.
         jit_dir: Where AITER will build, if it will.
+        to_compile: What it will build there as it is used.
     """
 
     environment: dict[str, str] = field(default_factory=dict)
     said: tuple[str, ...] = ()
     jit_dir: Path | None = None
+    to_compile: tuple[str, ...] = ()
 
     def watch(self) -> aiter_locks.Watch | None:
         """Return what watches AITER's locks while the server starts."""
         return aiter_locks.Watch(self.jit_dir) if self.jit_dir else None
+
+    def watchdog_s(self, stock_s: float) -> float:
+        """Return how long one forward pass may take, given what SGLang allows it."""
+        return stock_s + time_limits.seconds(len(self.to_compile))
 
 
 def prepare(say: Callable[[str], None], *, on_cpu: bool) -> Prepared:
@@ -49,11 +61,10 @@ def prepare(say: Callable[[str], None], *, on_cpu: bool) -> Prepared:
     if on_cpu:
         return Prepared()
     if given := settings.get("AITER_JIT_DIR"):
-        aiter_locks.wait_until_free(Path(given))
-        return Prepared(
-            said=(f"AITER_JIT_DIR is set: modules in {given} are used as they are, unkeyed",),
-            jit_dir=Path(given),
-        )
+        jit_dir = Path(given)
+        aiter_locks.wait_until_free(jit_dir)
+        said = [f"AITER_JIT_DIR is set: modules in {given} are used as they are, unkeyed"]
+        return _prepared({}, said, jit_dir, time_limits.missing_in(jit_dir))
     local = settings.local_dir()
     aiter_locks.wait_until_free(local / "none", wait_s=_MERGE_WAIT_S)
     install = aiter_install.find()
@@ -62,20 +73,44 @@ def prepare(say: Callable[[str], None], *, on_cpu: bool) -> Prepared:
     stores = [Store(settings.kernel_cache_dir()), launch_copy.kept_store(local)]
     copy = launch_copy.make(key, stores, local, install.prebuilt, say)
     atexit.register(copy.close, say)
-    return Prepared(copy.environment(), tuple(_in_words(copy, stores[0])), copy.directory)
+    said = _in_words(copy)
+    return _prepared(copy.environment(), said, copy.directory, copy.missing, stores[0])
 
 
-def _in_words(copy: LaunchCopy, store: Store) -> list[str]:
+def _prepared(
+    environment: dict[str, str],
+    said: Sequence[str],
+    jit_dir: Path,
+    missing: Sequence[str],
+    store: Store | None = None,
+) -> Prepared:
+    """Return what a launch does, given what AITER may find missing where it looks."""
+    lacking = time_limits.to_compile(
+        jit_dir, missing, made_before=time_limits.has_made_from_templates(jit_dir)
+    )
+    if not lacking:
+        return Prepared(environment, tuple(said), jit_dir)
+    extra_s = time_limits.seconds(len(lacking))
+    health_s = time_limits.STOCK_HEALTH_S + extra_s
+    lines = [
+        *said,
+        f"AITER will compile as they are used: {', '.join(lacking)}; for that SGLang's watchdog "
+        f"and health check wait {extra_s} s longer",
+    ]
+    if store is not None and lacking != [time_limits.FROM_TEMPLATES]:
+        lines.append(
+            "`sglang-mi300a kernel-cache build` makes them ahead, "
+            f"`list` compares {store.root} with this machine"
+        )
+    raised = {**environment, time_limits.HEALTH: str(health_s)}
+    return Prepared(raised, tuple(lines), jit_dir, tuple(lacking))
+
+
+def _in_words(copy: LaunchCopy) -> list[str]:
     lines = [f"damaged, and so built again: {', '.join(copy.damaged)}"] if copy.damaged else []
     have = len(needed.names()) - len(copy.missing)
     lines.append(
         f"AITER's kernels: {have} of {len(needed.names())} compiled ones of key {copy.key.digest}, "
         f"{copy.num_bytes / 1e6:.0f} MB, copied to {copy.directory}"
     )
-    if copy.missing:
-        lines.append(
-            f"AITER will compile {', '.join(copy.missing)} as they are used unless it came with "
-            f"them, 100 s each in published runs; `sglang-mi300a kernel-cache build` makes them "
-            f"ahead, `list` compares {store.root} with this machine"
-        )
     return lines

@@ -10,9 +10,10 @@ from sglang_mi300a.doctor.facts import JitCache, Lock
 from sglang_mi300a.errors import UserError
 from sglang_mi300a.kernel_cache import aiter_locks
 from sglang_mi300a.kernel_cache.aiter_locks import AiterLock
-from sglang_mi300a.kernel_cache.store import Store
+from sglang_mi300a.kernel_cache.store import Store, StoredModule
 
 _PREFILL = "mha_batch_prefill"
+_FROM_TEMPLATE = "lib"  # build/FOLDER/lib.so, stored as FOLDER
 
 
 def gather(jit: Path, configs: Path, extensions: Path) -> tuple[Lock, ...]:
@@ -48,6 +49,12 @@ def _holder(one: AiterLock) -> str:
     return "none" if one.dialect in ("no owner", "garbled") else "another host"
 
 
+def _made_as(module: StoredModule) -> str:
+    """Return AITER's name of a stored module: a needed one is stored under this package's."""
+    stem = Path(module.files[0].path).stem
+    return module.name if stem == _FROM_TEMPLATE else stem
+
+
 def compiled(folder: Path, stores: Iterable[Path]) -> JitCache:
     """Return what was compiled of AITER so far.
 
@@ -60,7 +67,7 @@ def compiled(folder: Path, stores: Iterable[Path]) -> JitCache:
         store = Store(root)
         try:
             for digest in store.digests():
-                names |= set(store.modules(digest))
+                names |= {_made_as(one) for one in store.modules(digest).values()}
         except UserError:  # `kernel-cache verify` says what is wrong with it
             continue
     prefill = [name for name in names if name.startswith(_PREFILL) and "bf16" in name]

@@ -24,7 +24,7 @@ def _set(facts: Facts, name: str) -> Iterator[str]:
     "breaks",
     why="a kernel compiled within the first request takes minutes; a health check that gives up "
     "earlier ends the server (SGLang's default is 20 s)",
-    cure="unset SGLANG_HEALTH_CHECK_TIMEOUT (presets set 1800)",
+    cure="unset SGLANG_HEALTH_CHECK_TIMEOUT (a launch raises it by what AITER has yet to compile)",
 )
 def health_check_too_short(facts: Facts) -> Iterator[Seen]:
     """Judge that a health check waits long enough."""

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_mi300a import boot_report, boot_timeline, settings
+from sglang_mi300a import boot_report, boot_timeline, golden, settings
 from sglang_mi300a.boot_report import RankReport
 from sglang_mi300a.errors import JudgedAgainst
-from sglang_mi300a.serving import fused_paths, start_check, steps, warm_up
+from sglang_mi300a.serving import fused_paths, golden_check, start_check, steps, warm_up
 
 FILE = "launch.json"
 """In the run directory: what the launcher says of a start, beside its ranks' reports."""
@@ -29,6 +29,7 @@ class Start:
         paths: SGLang's fast paths.
         warnings: What is wrong and yet served.
         eager_decode_steps: Decode steps of the warm-up outside a graph, the most of all ranks.
+        distance: To the golden logits beside the weights; None where there are none.
     """
 
     timeline: Sequence[boot_timeline.Row]
@@ -36,6 +37,7 @@ class Start:
     paths: Sequence[fused_paths.Seen]
     warnings: Sequence[str]
     eager_decode_steps: int
+    distance: golden.Verdict | None = None
 
     def as_data(self) -> dict[str, Any]:
         """Return it as plain JSON values."""
@@ -47,6 +49,7 @@ class Start:
             },
             "warnings": list(self.warnings),
             "eager_decode_steps": self.eager_decode_steps,
+            "golden": golden.as_data(self.distance) if self.distance else None,
         }
 
     def in_words(self) -> str:
@@ -60,6 +63,7 @@ class Start:
                 boot_timeline.table(self.timeline),
                 f"  warm-up: {self.done.requests} requests, {self.done.tokens} tokens in "
                 f"{self.done.seconds:.1f} s{accepted}; sums over ranks right on every rank",
+                f"  {self.distance or 'no golden logits beside the weights to compare with'}",
                 "sglang-mi300a: SGLang's fast paths, by calls that went through them",
                 *(f"  {one}" for one in self.paths),
                 *(f"sglang-mi300a: {line}" for line in self.warnings),
@@ -107,6 +111,8 @@ def judge(
     *,
     switches: Collection[str],
     refuse_drafts: bool,
+    distance: golden.Verdict | None = None,
+    refuse_distance: bool = True,
 ) -> Start:
     """Return what a start came to.
 
@@ -118,9 +124,11 @@ def judge(
         launcher: The launcher's marks.
         switches: Fields of SGLang's ``ServerArgs`` that are on and ask for a fast path.
         refuse_drafts: Whether drafts that are hardly ever accepted stop the server.
+        distance: To the golden logits beside the weights, where there are any.
+        refuse_distance: Whether one that no rounding explains stops the server.
 
     Raises:
-        JudgedAgainst: A rank did not check itself, or drafts are refused.
+        JudgedAgainst: A rank did not check itself, or drafts or the distance are refused.
     """
     if silent := _silent(reports, record.num_local_ranks):
         raise JudgedAgainst(
@@ -130,6 +138,10 @@ def judge(
     problem = warm_up.acceptance_problem(done, with_draft=record.with_draft)
     if problem and refuse_drafts:
         raise JudgedAgainst(problem)
+    off = golden_check.warning(distance) if distance else ""
+    wrong = golden_check.refusal(distance) if distance else ""
+    if wrong and refuse_distance:
+        raise JudgedAgainst(wrong)
     facts = [report.facts for _, report in sorted(reports.items())]
     counted = [steps.of_data(one["warm_up_steps"]) for one in facts]
     calls = {
@@ -150,7 +162,7 @@ def judge(
     )
     missed = warm_up.untouched(sizes.decode_batches, steps.decode_batches(worst))
     warnings = [
-        *([f"WARNING: {problem}"] if problem else []),
+        *(f"WARNING: {line}" for line in (problem, wrong or off) if line),
         *(
             [f"WARNING: no step of the warm-up used the captured batches {missed}"]
             if missed
@@ -165,6 +177,7 @@ def judge(
         paths=paths,
         warnings=warnings,
         eager_decode_steps=steps.total(worst, steps.DECODING)[1],
+        distance=distance,
     )
 
 

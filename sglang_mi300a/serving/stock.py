@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.managers.io_struct import GenerateReqInput
 
-from sglang_mi300a import boot_timeline, settings
+from sglang_mi300a import boot_timeline, golden, settings
 from sglang_mi300a.errors import EXIT_JUDGED_AGAINST, JudgedAgainst, UserError
-from sglang_mi300a.serving import fused_paths, ready, warm_up
+from sglang_mi300a.serving import fused_paths, golden_check, ready, warm_up
 
 if TYPE_CHECKING:
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
@@ -53,6 +53,7 @@ async def run(disaggregation_mode: str, tokenizer_manager: TokenizerManager) -> 
                 within_s=settings.warm_up_seconds(),
                 done=_mark_wave,
             )
+            distance = await _distance(tokenizer_manager, Path(record.model_path))
             # Users begin with an empty cache; emptying it, each rank checks itself and reports.
             flushed = await tokenizer_manager.flush_cache(timeout_s=FLUSH_WITHIN_S)
             reports = await ready.once_checked(
@@ -76,6 +77,8 @@ async def run(disaggregation_mode: str, tokenizer_manager: TokenizerManager) -> 
                 if getattr(tokenizer_manager.server_args, name)
             ],
             refuse_drafts=settings.refuses_bad_drafts(),
+            distance=distance,
+            refuse_distance=settings.golden() == "refuse",
         )
     except (UserError, JudgedAgainst, ValueError, RuntimeError, OSError) as error:
         code = getattr(error, "exit_code", EXIT_JUDGED_AGAINST)
@@ -184,17 +187,64 @@ def _text_ids(tokenizer_manager: TokenizerManager) -> list[int]:
     return list(tokenizer_manager.tokenizer.encode(warm_up.TEXT, add_special_tokens=False))
 
 
-async def _send(
-    tokenizer_manager: TokenizerManager, prompt: Sequence[int], new_tokens: int
-) -> warm_up.Answer:
+async def _distance(tokenizer_manager: TokenizerManager, model_dir: Path) -> golden.Verdict | None:
+    """Return how far the server is from the golden logits beside its weights, if there are any."""
+    values = golden.read(model_dir) if settings.golden() != "off" else None
+    if values is None:
+        return None
+    verdict = await golden_check.run(
+        values,
+        partial(_next_logprobs, tokenizer_manager),
+        partial(_continuation, tokenizer_manager),
+        within_s=settings.warm_up_seconds(),
+    )
+    boot_timeline.mark("golden logits")
+    return verdict
+
+
+async def _next_logprobs(
+    tokenizer_manager: TokenizerManager, prompt: Sequence[int], ids: Sequence[int]
+) -> dict[int, float]:
+    """Return log-probabilities of the next token; they come of prefill, so drafts play no part."""
+    answer = await _last_answer(
+        tokenizer_manager, prompt, 1, return_logprob=True, token_ids_logprob=list(ids)
+    )
+    meta = answer.get("meta_info", {})
+    found = meta.get("output_token_ids_logprobs")
+    if not found:
+        raise JudgedAgainst(
+            f"golden logits: a prompt of {len(prompt)} tokens was answered without "
+            f"log-probabilities ({meta.get('finish_reason')}); do: set {settings.GOLDEN}=off"
+        )
+    return {int(token): float(logprob) for logprob, token, *_ in found[0]}
+
+
+async def _continuation(
+    tokenizer_manager: TokenizerManager, prompt: Sequence[int], count: int
+) -> list[int]:
+    answer = await _last_answer(tokenizer_manager, prompt, count)
+    return [int(token) for token in answer["output_ids"]]
+
+
+async def _last_answer(
+    tokenizer_manager: TokenizerManager, prompt: Sequence[int], new_tokens: int, **more: Any
+) -> dict[str, Any]:
     request = GenerateReqInput(
         input_ids=list(prompt),
         sampling_params={"temperature": 0.0, "max_new_tokens": new_tokens, "ignore_eos": True},
         log_metrics=False,
+        **more,
     )
-    meta: dict[str, Any] = {}
-    async for answer in tokenizer_manager.generate_request(request, None):
-        meta = answer["meta_info"]
+    answer: dict[str, Any] = {}
+    async for one in tokenizer_manager.generate_request(request, None):
+        answer = one
+    return answer
+
+
+async def _send(
+    tokenizer_manager: TokenizerManager, prompt: Sequence[int], new_tokens: int
+) -> warm_up.Answer:
+    meta = (await _last_answer(tokenizer_manager, prompt, new_tokens)).get("meta_info", {})
     reason = meta.get("finish_reason") or {}
     return warm_up.Answer(
         num_tokens=int(meta.get("completion_tokens", 0)),

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_mi300a import device
+from sglang_mi300a import device, golden
 from sglang_mi300a.cli import main as program
 from sglang_mi300a.cli import prepare_steps, tables
 from sglang_mi300a.cli.prepare_steps import STEPS, Wanted
@@ -89,7 +89,7 @@ def test_a_checkpoint_becomes_what_the_launch_line_serves_and_stays_as_it_is(
     code, said, _ = prepare()
     assert code == 0
     assert f"sglang-mi300a serve --model {tmp_path / 'out'} --preset tuned" in said
-    assert "[2/6] shard: sglang-mi300a shard-weights" in said
+    assert "[2/7] shard: sglang-mi300a shard-weights" in said
     assert program.main(["artifact", "verify", str(tmp_path / "out")]) == 0
     capfd.readouterr()
     before = unchanging(tmp_path / "out")
@@ -98,6 +98,7 @@ def test_a_checkpoint_becomes_what_the_launch_line_serves_and_stays_as_it_is(
     assert became(account) == {
         "doctor": "fine",
         "shard": "kept",
+        "golden": "skipped",
         "kernel-cache": "cannot",
         "gemm-table": "cannot",
         "expert-table": "cannot",
@@ -106,6 +107,32 @@ def test_a_checkpoint_becomes_what_the_launch_line_serves_and_stays_as_it_is(
     assert "every byte" in account["steps"][1]["said"]
     assert account["launch"] in said
     assert unchanging(tmp_path / "out") == before
+
+
+def test_golden_logits_are_computed_where_they_are_asked_for_and_then_kept(prepare, tmp_path):
+    others = [flag for step in ("doctor", *LATER) for flag in ("--skip", step)]
+    code, account, _ = prepare("--json", "--with", "golden", *others)
+    assert (code, became(account)["golden"]) == (0, "done")
+    assert "8 prompts" in account["steps"][2]["said"]
+    written = unchanging(tmp_path / "out")
+    _, account, _ = prepare("--json", "--with", "golden", *others)
+    assert became(account)["golden"] == "kept"
+    assert unchanging(tmp_path / "out") == written
+    # From an artifact alone they cannot be computed.
+    (tmp_path / "out/golden.json").unlink()
+    artifact = tmp_path / "out"
+    flags = ("--json", "--with", "golden", *others)
+    _, account, _ = prepare(*flags, model=artifact, out=False)
+    assert became(account)["golden"] == "cannot"
+
+
+def test_golden_logits_of_another_checkpoint_stop_it(prepare, tmp_path):
+    prepare(*[flag for step in ("doctor", *LATER) for flag in ("--skip", step)])
+    row = golden.Row((5,), (1,), (-0.1,), (), ())
+    golden.write(tmp_path / "out", golden.Golden("0", "by hand", "other", (row,)))
+    code, account, err = prepare("--json", "--with", "golden", "--skip", "doctor")
+    assert (code, account["failed"]["step"]) == (2, "golden")
+    assert "make it again with `sglang-mi300a golden`, or remove it" in err
 
 
 def test_minutes_and_disk_are_told_before_and_after(prepare):
@@ -123,7 +150,7 @@ def test_a_dry_run_says_the_commands_and_makes_nothing(prepare, tmp_path):
     assert said.count("would run: sglang-mi300a ") == 3
     assert "would run: sglang-mi300a plan" in said
     _, account, _ = prepare("--dry-run", "--json")
-    assert set(became(account).values()) == {"not reached"}
+    assert set(became(account).values()) == {"not reached", "skipped"}
     assert account["steps"][1]["state"] == "to do"
     assert account["launch"] is None
     assert not (tmp_path / "out").exists()
@@ -143,6 +170,7 @@ def test_steps_that_are_skipped_are_not_done(prepare, tmp_path, checkpoint):
     assert [name for name, how in became(account).items() if how == "skipped"] == [
         "doctor",
         "shard",
+        "golden",
     ]
     assert account["launch"] == (
         f"sglang-mi300a serve --model {checkpoint} --preset tuned --tp-size 2"
@@ -230,6 +258,7 @@ def test_a_full_disk_stops_it_at_the_weights_with_what_was_done(prepare, tmp_pat
     assert became(account) == {
         "doctor": "skipped",
         "shard": "failed",
+        "golden": "skipped",
         **dict.fromkeys(LATER, "not reached"),
     }
     assert "0.0 GB free" in account["failed"]["message"]

@@ -11,7 +11,7 @@ from sglang_mi300a import settings
 from sglang_mi300a.cli import serve_kernels
 from sglang_mi300a.device import Accelerator
 from sglang_mi300a.errors import UserError
-from sglang_mi300a.kernel_cache import aiter_install, aiter_locks, key, needed
+from sglang_mi300a.kernel_cache import aiter_install, aiter_locks, key, needed, time_limits
 from sglang_mi300a.kernel_cache.store import Store
 from tests.kernel_cache import standin_aiter
 from tests.kernel_cache.conftest import stored
@@ -60,16 +60,36 @@ def test_modules_of_this_nodes_key_are_in_the_launchs_own_directory(prepare, nod
     prepared = prepare()
     assert (prepared.jit_dir / "module_aiter_core.so").read_bytes() == content
     assert prepared.environment["AITER_JIT_DIR"] == str(prepared.jit_dir)
-    have, lack = prepared.said
+    have, lack, remedy = prepared.said
     assert f"1 of {len(needed.names())} compiled ones of key {node.digest}" in have
     assert "batch-prefill-nmask" in lack
-    assert "sglang-mi300a kernel-cache build" in lack
+    assert "sglang-mi300a kernel-cache build" in remedy
+
+
+def test_watchdog_and_health_check_wait_longer_by_what_is_to_be_compiled(prepare, node, tmp_path):
+    cold = prepare()
+    assert set(cold.to_compile) == {*needed.names(), time_limits.FROM_TEMPLATES}
+    extra_s = time_limits.seconds(len(cold.to_compile))
+    assert cold.watchdog_s(300) == 300 + extra_s
+    assert cold.environment[time_limits.HEALTH] == str(20 + extra_s)
+    assert f"wait {extra_s} s longer" in " ".join(cold.said)
+    store = Store(tmp_path / "store")
+    store.check_writable()
+    for name in needed.names():
+        stored(store, node, name, standin_aiter.shared_object(name.encode()), f"{name}.so")
+    template = standin_aiter.shared_object(b"paged decode")
+    stored(store, node, "pa_ragged", template, "build/pa_ragged/lib.so")
+    warm = prepare()
+    assert (warm.to_compile, warm.watchdog_s(300)) == ((), 300)
+    assert time_limits.HEALTH not in warm.environment
+    assert len(warm.said) == 1
 
 
 def test_a_directory_the_user_named_is_used_as_it_is(prepare, tmp_path, monkeypatch):
     monkeypatch.setenv("AITER_JIT_DIR", str(tmp_path / "mine"))
     prepared = prepare()
-    assert (prepared.environment, prepared.jit_dir) == ({}, tmp_path / "mine")
+    assert prepared.environment.keys() == {time_limits.HEALTH}
+    assert prepared.jit_dir == tmp_path / "mine"
     assert "used as they are, unkeyed" in prepared.said[0]
 
 

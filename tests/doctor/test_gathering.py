@@ -239,9 +239,13 @@ def test_compiled_modules_are_counted_in_the_folder_and_in_stores(tmp_path):
     name = "mha_batch_prefill_bf16_nlogits_nbias_nmask_nlse_ndropout"
     entry = tmp_path / "store/entries" / ("ab" * 32) / "modules"
     entry.mkdir(parents=True)
-    stored = StoredModule(name, (StoredFile(f"{name}.so", "cd" * 32, 5),))
-    (entry / f"{name}.json").write_text(json.dumps(stored.to_data()))
-    assert build_locks.compiled(tmp_path, [tmp_path / "store"]) == JitCache(2, True)
+    for stored in (
+        StoredModule("batch-prefill-nmask", (StoredFile(f"{name}.so", "cd" * 32, 5),)),
+        StoredModule("pa_ragged", (StoredFile("build/pa_ragged/lib.so", "ef" * 32, 5),)),
+        StoredModule("pa_other", (StoredFile("build/pa_other/lib.so", "ab" * 32, 5),)),
+    ):
+        (entry / f"{stored.name}.json").write_text(json.dumps(stored.to_data()))
+    assert build_locks.compiled(tmp_path, [tmp_path / "store"]) == JitCache(4, True)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sglang_mi300a import settings
+from sglang_mi300a import golden, settings
 from sglang_mi300a.accuracy.transformers_reference import TransformersReference
+from sglang_mi300a.cli import golden as golden_command
 from sglang_mi300a.cli.server_process import Server
 from sglang_mi300a.cpu_engine import recipe
 from sglang_mi300a.tiny_model import make_tiny_model
@@ -82,11 +83,21 @@ def artifacts(models, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def artifact_with_golden(models, artifacts):
+    """Return the artifact for TP 2 of the model whose drafts are accepted, with golden logits."""
+    path = artifacts(2, echo=True)
+    golden.write(path, golden_command.make(models(echo=True), path))
+    return path
+
+
+@pytest.fixture(scope="session")
 def oracles(models):
     """Return a function that gives (once) the reference of a tiny model."""
     return functools.cache(lambda **model: Oracle(models(**model)))
 
 
+WITH_GOLDEN = object()
+"""Stands for the artifact with golden logits, which is made only where it is served."""
 DRAFTS_2_1_3 = ["--speculative-num-steps", "2", "--speculative-num-draft-tokens", "3"]
 
 
@@ -106,7 +117,7 @@ def served(request, artifacts, oracles):
         ),
         "tuned TP 2": (
             echo,
-            [*STOCK_SERVE, "--model-path", artifacts(2, **echo), "--tp-size", "2"],
+            [*STOCK_SERVE, "--model-path", WITH_GOLDEN, "--tp-size", "2"],
             stock_environment(),
         ),
         "tuned TP 1, drafts 2/1/3": (
@@ -115,6 +126,9 @@ def served(request, artifacts, oracles):
             stock_environment(),
         ),
     }[request.param]
+    if WITH_GOLDEN in command:
+        path = request.getfixturevalue("artifact_with_golden")
+        command[command.index(WITH_GOLDEN)] = path
     command = [*map(str, command), *([] if environment == {} else ["--mi300a", "tuned"])]
     with Server(command, environment) as running:
         yield running, oracles(**model)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_mi300a import settings
+from sglang_mi300a import golden, settings
 from sglang_mi300a.pools import unified_memory
 from sglang_mi300a.pools.byte_text import GB
 from tests.pools.unified_memory.machines import take, unpack_idle
@@ -79,6 +79,23 @@ def test_a_tp_size_that_does_not_divide(run, models):
 def test_an_artifact_of_another_tp_size(run, artifacts):
     line = refusal(run([*SERVE, "--model", artifacts(2), "--tp-size", "1"]))
     assert "found an artifact for TP 2, EP 1; supported: TP 1, EP 1" in line
+
+
+def test_golden_logits_of_another_checkpoint_or_that_were_edited(run, artifacts, tmp_path):
+    path = tmp_path / "artifact"
+    shutil.copytree(artifacts(1, echo=False), path)
+    row = golden.Row((5,), (1,), (-0.1,), (), ())
+    golden.write(path, golden.Golden("0", "by hand", "of another checkpoint", (row,)))
+    line = refusal(run([*SERVE, "--model", path]))
+    assert "golden.json: found values of checkpoint of another" in line
+    assert "make it again with `sglang-mi300a golden`, or remove it" in line
+    file = path / golden.NAME
+    file.write_text(file.read_text().replace("-0.1", "-0.2"))
+    assert "a checksum that does not match" in refusal(run([*SERVE, "--model", path]))
+    off = run([*SERVE, "--model", path, "--dry-run"], SGLANG_MI300A_GOLDEN="off")
+    assert off.returncode == 0
+    typo = refusal(run([*SERVE, "--model", path], SGLANG_MI300A_GOLDEN="no"))
+    assert "SGLANG_MI300A_GOLDEN: found 'no'; supported: refuse, warn, off" in typo
 
 
 def test_a_port_in_use_and_a_path_with_spaces_and_brackets(run, artifacts):

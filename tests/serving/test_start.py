@@ -1,10 +1,13 @@
 """A server warms itself up before anybody else reaches it, and says how it started."""
 
+import dataclasses
 import json
+import shutil
 
 import pytest
 
-from sglang_mi300a import boot_report, settings
+from sglang_mi300a import boot_report, golden, settings
+from sglang_mi300a.cli import golden as golden_command
 from sglang_mi300a.cli.main import main
 from sglang_mi300a.cli.server_process import Server, ServerDied
 from sglang_mi300a.serving import ready, steps
@@ -43,6 +46,38 @@ def test_every_rank_summed_right_and_counted_its_steps(served):
         assert max(batches) == 8
         assert min(batches) == 1
         assert report.seams["serving.after_warm_up"].calls >= 1
+
+
+@on("tuned TP 2")
+def test_it_compared_itself_with_the_golden_logits_of_another_implementation(served):
+    server, _ = served
+    start = ready.read(server.run_dir)
+    assert start["golden"]["largest_distance"] < 1e-4  # float32 on both sides
+    assert start["golden"]["num_sure"] > 0
+    assert start["golden"]["num_differing"] == 0
+    assert "golden logits" in [row["stage"] for row in start["timeline"]]
+    log = server.log
+    assert log.index("distance to the golden logits 0.0000") < log.index("Uvicorn running on")
+
+
+@pytest.mark.slow
+def test_a_server_that_is_far_from_the_golden_logits_never_listens(artifacts, models, tmp_path):
+    path = tmp_path / "artifact"
+    shutil.copytree(artifacts(1, echo=False), path)
+    right = golden_command.make(models(echo=False), path)
+    # What the reference would say of a model whose tokens are all renumbered.
+    rows = tuple(
+        dataclasses.replace(row, top_ids=tuple(token ^ 1 for token in row.top_ids))
+        for row in right.rows
+    )
+    golden.write(path, dataclasses.replace(right, rows=rows))
+    command = [*map(str, [*SERVE, "--model", path, "--preset", "baseline"])]
+    with pytest.raises(ServerDied) as died, Server(command, {}):
+        pass
+    assert died.value.exit_code == 1
+    assert "no rounding explains that" in died.value.log
+    assert "the warm-up failed; stopping the server" in died.value.log
+    assert "Uvicorn running on" not in died.value.log
 
 
 @on("tuned TP 2")

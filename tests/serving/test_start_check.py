@@ -10,6 +10,7 @@ from sglang_mi300a import boot_report, boot_timeline, settings
 from sglang_mi300a.boot_timeline import START, Mark
 from sglang_mi300a.errors import JudgedAgainst
 from sglang_mi300a.gates import RankGates
+from sglang_mi300a.golden import Verdict
 from sglang_mi300a.rank_agreement import alone
 from sglang_mi300a.serving import hooks, ready, start_check, steps, warm_up
 
@@ -71,7 +72,15 @@ def done(tokens_a_step=2.5):
     return warm_up.Done(3.0, 4, 40, tokens_a_step, {"decode": 3.0})
 
 
-def judged(run_dir, sizes=SIZES, tokens_a_step=2.5, refuse_drafts=False, **change):
+def judged(
+    run_dir,
+    sizes=SIZES,
+    tokens_a_step=2.5,
+    refuse_drafts=False,
+    distance=None,
+    refuse_distance=True,
+    **change,
+):
     return ready.judge(
         boot_report.read_all(run_dir),
         record(**change),
@@ -80,6 +89,8 @@ def judged(run_dir, sizes=SIZES, tokens_a_step=2.5, refuse_drafts=False, **chang
         LAUNCHER,
         switches=(),
         refuse_drafts=refuse_drafts,
+        distance=distance,
+        refuse_distance=refuse_distance,
     )
 
 
@@ -192,3 +203,19 @@ def test_a_launcher_that_gave_up_is_read_back(tmp_path):
     assert ready.refusal(tmp_path) is None
     ready.write(tmp_path, {"refusal": "no answer", "exit_code": 1})
     assert ready.refusal(tmp_path) == ("no answer", 1)
+
+
+def test_a_distance_to_golden_logits_is_told_warned_of_or_refused(gates, tmp_path):
+    start_check.run(gates, lambda: "")
+    assert "no golden logits beside the weights" in judged(tmp_path).in_words()
+    near = judged(tmp_path, distance=Verdict(0.01, 0.02, 5, 0))
+    assert near.warnings == judged(tmp_path).warnings
+    assert "distance to the golden logits 0.0100" in near.in_words()
+    assert near.as_data()["golden"]["num_sure"] == 5
+    far = judged(tmp_path, distance=Verdict(0.3, 0.4, 5, 0))
+    assert "WARNING: distance to the golden logits 0.3000" in far.in_words()
+    wrong = Verdict(0.9, 1.0, 5, 5)
+    with pytest.raises(JudgedAgainst, match="no rounding explains that"):
+        judged(tmp_path, distance=wrong)
+    served = judged(tmp_path, distance=wrong, refuse_distance=False)
+    assert "no rounding explains that" in served.in_words()
