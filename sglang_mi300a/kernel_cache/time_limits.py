@@ -18,7 +18,7 @@ STOCK_HEALTH_S = 20
 """SGLang's, in ``http_server.py``."""
 
 SLOWEST_S = 363
-"""The slowest module on record (SGLang's issue 34586): one of what is missing may be as slow."""
+"""The slowest module on record (sgl-project/sglang 34586): one of the missing may be as slow."""
 USUAL_S = 100
 """Each further one: the upper end of what builds took in published runs on this part."""
 
