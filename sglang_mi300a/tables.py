@@ -15,7 +15,8 @@
 
 One row a line, rows sorted by key, each key once, one canonical spelling (a test renders every
 shipped table). Each row carries its ``basis``: ``model`` (predicted µs), ``measured`` (µs, and it
-must be faster than stock's), ``imported`` (used only with exactly the software it came from).
+must be faster than stock's), ``imported`` (used only with exactly the software it came from). A
+table of the cost model's constants has no times: a row is ``fitted``, or the shipped ``model``'s.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ from sglang_mi300a.device import Accelerator
 from sglang_mi300a.errors import UserError
 
 SCHEMA = 1
-BASES = ("model", "measured", "imported")
+BASES = ("model", "measured", "imported", "fitted")
+CONSTANTS = "cost_model"
+"""The one operation whose rows have no times."""
 Cell = int | float | str | None
 
 _TOP = ("schema", "op", "device", "software", "made", "key", "columns", "rows")
 _DEVICE = ("name", "arch", "visible_cus")
-_NEEDED = ("basis", "us", "stock_us")
+_TIMES = ("us", "stock_us")
 
 
 @dataclass(frozen=True)
@@ -63,8 +66,7 @@ class Table:
     def misfits(self, device: Accelerator, software: Mapping[str, str]) -> list[str]:
         """Return how this table does not fit a device and its software; empty if it fits.
 
-        Software is compared only where a row was measured or imported: a model's row depends on
-        the device alone.
+        Software is not compared where every row is a model's: that depends on the device alone.
         """
         here = {
             "name": device.name, "arch": device.arch, "visible_cus": device.num_visible_cus,
@@ -122,11 +124,12 @@ def parse(text: str, where: str) -> Table:
     if not isinstance(device, dict) or sorted(device) != sorted(_DEVICE) or not device["name"]:
         raise _refused(where, f"device {device!r}", f"{', '.join(_DEVICE)}, none empty")
     key, columns = tuple(data["key"]), tuple(data["columns"])
-    if columns[: len(key)] != key or not key or not set(_NEEDED) <= set(columns):
+    needed = ("basis", *(() if data["op"] == CONSTANTS else _TIMES))
+    if columns[: len(key)] != key or not key or not set(needed) <= set(columns):
         raise _refused(
             where,
             f"key {list(key)}, columns {list(columns)}",
-            f"columns that begin with the key and hold {', '.join(_NEEDED)}",
+            f"columns that begin with the key and hold {', '.join(needed)}",
         )
     return Table(
         op=str(data["op"]),
@@ -149,7 +152,10 @@ def _rows(
         if not isinstance(values, list) or len(values) != len(columns):
             raise _refused(at, f"{values!r}", f"{len(columns)} values: {', '.join(columns)}")
         row = dict(zip(columns, values, strict=True))
-        _check_times(row, at)
+        if row["basis"] not in BASES:
+            raise _refused(at, f"basis {row['basis']!r}", " or ".join(BASES))
+        if set(_TIMES) <= set(columns):
+            _check_times(row, at)
         this: tuple[Any, ...] = tuple(row[name] for name in key)
         if before is not None and not before < this:
             raise _refused(at, f"key {this} after {before}", "keys that are unique and sorted")
@@ -159,8 +165,6 @@ def _rows(
 
 
 def _check_times(row: dict[str, Cell], at: str) -> None:
-    if row["basis"] not in BASES:
-        raise _refused(at, f"basis {row['basis']!r}", " or ".join(BASES))
     us, stock_us = row["us"], row["stock_us"]
     for name, value in (("us", us), ("stock_us", stock_us)):
         if value is None and name == "stock_us" and row["basis"] != "measured":

@@ -11,7 +11,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sglang_mi300a import code_objects, model_refit, reports, settings, shipped, tables, whole_files
+from sglang_mi300a import (
+    code_objects,
+    fitted_constants,
+    model_refit,
+    reports,
+    settings,
+    shipped,
+    tables,
+    whole_files,
+)
+from sglang_mi300a.cli.one_file_tables import CONSTANTS
 from sglang_mi300a.cost_model import MACHINE
 from sglang_mi300a.errors import EXIT_JUDGED_AGAINST, EXIT_OK, UserError
 from sglang_mi300a.gemm import tuned_table
@@ -22,11 +32,9 @@ from sglang_mi300a.moe.kernels import candidates, measured, prediction
 from sglang_mi300a.reports import Report
 from sglang_mi300a.tables import Table
 
-SCHEMA = 2
 LEAST_SAMPLES = 5
 """Timings of each launch; the median of fewer is mostly the machine's noise."""
 PART = ("gfx942", MACHINE.num_cus)
-CONSTANTS = "constants.json"
 MADE_BY = "sglang-mi300a report ingest"
 
 
@@ -225,23 +233,23 @@ def _write(
 ) -> list[Path]:
     """Write constants and the choices that follow from them, each whole or not at all."""
     table = candidates.modelled(prediction.shipped_counts(), MADE_BY, found.machine)
-    body: dict[str, Any] = {
-        "schema": SCHEMA,
-        "made_by": MADE_BY,
-        "evidence": "E4",
-        "reports_sha256": sorted(hashlib.sha256(path.read_bytes()).hexdigest() for path in paths),
-        "shipped_model": MACHINE.digest,
-        "model": found.machine.digest,
-        "constants": {name: getattr(found.machine, name) for name in model_refit.LIMITS},
-        "standard_errors": dict(found.errors),
-        "held": list(found.held),
-        "at_limit": list(found.at_limit),
-        "rms_before": found.before,
-        "rms_after": found.after,
-        "largest_residual": found.largest,
-        "num_measurements": len(rows),
+    constants = fitted_constants.as_table(
+        found,
+        device=candidates.DEVICE,
+        software=CONSTANTS.software(),
+        made={
+            "by": MADE_BY,
+            "evidence": "E4",
+            "reports_sha256": sorted(
+                hashlib.sha256(path.read_bytes()).hexdigest() for path in paths
+            ),
+            "num_measurements": len(rows),
+        },
+    )
+    texts = {
+        fitted_constants.FILE: tables.render(constants),
+        candidates.FILE: tables.render(table),
     }
-    texts = {CONSTANTS: json.dumps(body, indent=1) + "\n", candidates.FILE: tables.render(table)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
@@ -306,7 +314,8 @@ def _in_words(
         return
     yield from _refit_in_words(found)
     yield f"written: {', '.join(map(str, written))}; what is shipped is unchanged"
-    yield f"to serve by these choices: sglang-mi300a tables apply {written[-1]}"
+    commands = " && ".join(f"sglang-mi300a tables apply {path}" for path in written)
+    yield f"to serve by these choices: {commands}"
 
 
 def _refit_in_words(found: Refit) -> Iterable[str]:

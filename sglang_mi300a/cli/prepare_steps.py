@@ -17,7 +17,7 @@ from typing import Literal
 from sglang_mi300a import artifact_manifest, device, golden, served_model, settings
 from sglang_mi300a.artifact_manifest import PARTS
 from sglang_mi300a.cli import doctor as doctor_command
-from sglang_mi300a.cli import expert_tables, gemm_grid, tables, tune_moe
+from sglang_mi300a.cli import gemm_grid, one_file_tables, tables, tune_moe
 from sglang_mi300a.cli import main as program
 from sglang_mi300a.doctor import findings, gather, judge_devices
 from sglang_mi300a.errors import EXIT_OK, JudgedAgainst, UserError
@@ -339,10 +339,10 @@ def _look_at_experts(wanted: Wanted) -> State:
         )
     shape = next(one for one in prediction.SHAPES if one.name == name)
     wished = [m for m in candidates.TOKENS if m <= tune_moe.LAST]
-    applied = expert_tables.applied()
+    applied = one_file_tables.EXPERTS.applied()
     if applied is None:
         said = "no table was measured here; the shipped one, predicted, would serve"
-    elif differing := expert_tables.misfits(applied[0])[0]:
+    elif differing := one_file_tables.EXPERTS.misfits(applied[0])[0]:
         said = f"{applied[1]} does not fit: {differing[0]}"
     elif any(key[:2] == (shape.experts, shape.inner) for key in applied[0].rows):
         return State("done", f"{applied[1]}: measured here, with these kernels")

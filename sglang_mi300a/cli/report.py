@@ -16,8 +16,9 @@ results too. Without --out the file goes to standard output.
 `ingest` reads reports from MI300A with measured times among their --bench results: tables of `tune
 moe` and `tune gemm`, and what `kernels bench --json` printed. It prints each time beside its
 prediction, says which claims now stand at E4, fits the cost model's constants to the times, and
-writes them with the expert layer's choices that follow to --out DIR (default: below the state
-directory). Exit code 1: a time lies outside the band that its prediction is quoted with.
+writes them, by which dense products can be chosen, and the expert layer's choices that follow to
+--out DIR (default: below the state directory). Exit code 1: a time lies outside the band that its
+prediction is quoted with.
 """
 
 from __future__ import annotations

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from sglang_mi300a import settings
+from sglang_mi300a import fitted_constants, settings
 from sglang_mi300a.cli import gemm_grid, tables
+from sglang_mi300a.cli.one_file_tables import CONSTANTS
 from sglang_mi300a.errors import UserError
 from sglang_mi300a.gemm import coverage, live_stack, padding, stack_fit, staging
 from sglang_mi300a.gemm.kernels.catalogue import MAX_TOKENS
@@ -61,6 +63,8 @@ def prepare(
     if on_cpu:
         return Prepared(padding.as_record(rows, None))
     kernels = settings.dense_kernels()
+    constants, chosen_by = _constants() if kernels == "own" else ({}, ())
+    record = partial(padding.as_record, rows, kernels=kernels, constants=constants)
     try:
         applied = staging.current(tables.root())
         if applied is not None:
@@ -68,19 +72,31 @@ def prepare(
     except UserError as error:
         if not settings.allow_untuned():
             raise
-        record = padding.as_record(rows, None, kernels=kernels)
-        return Prepared(record, said=(f"serving untuned: {error}",))
+        return Prepared(record(None), said=(f"serving untuned: {error}", *chosen_by))
     if applied is None:
-        return Prepared(
-            padding.as_record(rows, None, kernels=kernels), said=_untuned(grid, kernels)
-        )
+        return Prepared(record(None), said=(*_untuned(grid, kernels), *chosen_by))
     return Prepared(
-        padding.as_record(
-            rows, applied.directory, allow_untuned=settings.allow_untuned(), kernels=kernels
-        ),
+        record(applied.directory, allow_untuned=settings.allow_untuned()),
         applied.environment(),
-        _covered(applied, grid),
+        (*_covered(applied, grid), *chosen_by),
     )
+
+
+def _constants() -> tuple[dict[str, float], tuple[str, ...]]:
+    """Return the applied constants of the cost model if they fit, and what is to be said."""
+    try:
+        applied = CONSTANTS.applied()
+        differing = CONSTANTS.misfits(applied[0])[0] if applied is not None else []
+    except UserError as error:
+        return {}, (f"{CONSTANTS.without}: {error}",)
+    if applied is None:
+        return {}, ()
+    table, path = applied
+    if differing:
+        why = f"{path} does not fit: {'; '.join(differing)}"
+        return {}, (f"{CONSTANTS.without}: {why}; `{CONSTANTS.made_by}` makes one that does",)
+    said = f"the model chooses dense products by the constants of {path}"
+    return fitted_constants.values(table), (said,)
 
 
 def _check(applied: Applied, tp: int) -> None:

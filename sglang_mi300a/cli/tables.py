@@ -9,9 +9,11 @@
     sglang-mi300a tables show                         its rows and where they come from
     sglang-mi300a tables remove gemm                  back to stock's own choices
     sglang-mi300a tables check moe                    the expert layer's table, likewise
+    sglang-mi300a tables check constants              the constants of `report ingest`, likewise
 
 Two rooms have tables: gemm (dense products) and moe (the expert layer, whose shipped table is the
-cost model's). An applied gemm table is a directory of read-only files in your state directory
+cost model's). Dense products without a row are chosen by the cost model, whose constants can be
+applied too. An applied gemm table is a directory of read-only files in your state directory
 (SGLANG_MI300A_STATE_DIR); no file of an installed package is written. A table names the device and
 the software it was made with, and is used whole or refused whole. Exit code 1: it does not fit.
 """
@@ -27,14 +29,14 @@ from typing import Any
 
 from sglang_mi300a import device as devices
 from sglang_mi300a import settings, shipped, tables
-from sglang_mi300a.cli import expert_tables
 from sglang_mi300a.cli import gemm as gemm_command
+from sglang_mi300a.cli import one_file_tables
 from sglang_mi300a.errors import EXIT_JUDGED_AGAINST, EXIT_OK, UserError
 from sglang_mi300a.gemm import coverage, importing, live_stack, stack_fit, staging, tuned_table
 from sglang_mi300a.tables import Table
 
 MI300A = {"name": "AMD Instinct MI300A", "arch": "gfx942", "visible_cus": 228}
-ROOMS = ("gemm", expert_tables.ROOM)
+ROOMS = ("gemm", *(one.room for one in one_file_tables.ALL))
 DEFAULT_DEVICES = 4
 """Ordinals that files are written for where this machine shows no accelerator."""
 
@@ -97,8 +99,9 @@ def _list(args: argparse.Namespace) -> int:
     rows = [_summary(where, tables.load(path), path) for where, path in paths]
     if applied is not None:
         rows.append(_summary("applied", applied.table, applied.directory / staging.TABLE))
-    if (experts := expert_tables.applied()) is not None:
-        rows.append(_summary("applied", *experts))
+    for one in one_file_tables.ALL:
+        if (table_and_path := one.applied()) is not None:
+            rows.append(_summary("applied", *table_and_path))
     if args.json:
         print(json.dumps(rows, indent=1))
         return EXIT_OK
@@ -140,24 +143,23 @@ def read(path: Path) -> Table:
     if path.is_dir():
         path = path / staging.TABLE
     table = tables.load(path)
-    if table.op == expert_tables.OP:
-        return expert_tables.checked(table, str(path))
-    return tuned_table.checked(table, str(path))
+    one = one_file_tables.of_table(table)
+    checked = one.checked if one is not None else tuned_table.checked
+    return checked(table, str(path))
 
 
 def _table_asked_for(name: str | None) -> tuple[Table, str]:
     """Return the table of a file, or a room's applied one, and where it lies."""
     if name not in (None, *ROOMS):
         return read(Path(str(name))), str(name)
-    if name == expert_tables.ROOM:
-        experts = expert_tables.applied()
-        if experts is not None:
-            return experts[0], str(experts[1])
+    if (one := one_file_tables.of_room(name)) is not None:
+        if (table_and_path := one.applied()) is not None:
+            return table_and_path[0], str(table_and_path[1])
         raise UserError(
-            str(expert_tables.destination()),
-            found="no applied table of the expert layer",
+            str(one.destination()),
+            found=f"no applied {one.what}",
             allowed="one, or a FILE",
-            do="nothing need be done: the shipped table serves (`sglang-mi300a tables list`)",
+            do=f"nothing need be done: {one.without} (`sglang-mi300a tables list`)",
         )
     applied = staging.current(root())
     if applied is None:
@@ -182,8 +184,8 @@ def this_device() -> dict[str, Any] | None:
 
 def misfits(table: Table) -> tuple[list[str], list[str]]:
     """Return how a table does not fit this machine, and what could not be compared here."""
-    if table.op == expert_tables.OP:
-        return expert_tables.misfits(table)
+    if (one := one_file_tables.of_table(table)) is not None:
+        return one.misfits(table)
     here = this_device()
     bad, unseen = [], []
     if here is None:
@@ -210,15 +212,16 @@ def _check(args: argparse.Namespace) -> int:
         for line in coverage.lines(table, gemm_command.grid_asked_for(args)):
             print(f"  {line}")
     if bad:
-        print(f"  tune for this machine: `sglang-mi300a tune {room_of(table)}`")
+        print(f"  make one for this machine: `{_made_by(table)}`")
     elif not unseen:
         print("  fits this machine")
     return EXIT_JUDGED_AGAINST if bad else EXIT_OK
 
 
-def room_of(table: Table) -> str:
-    """Return which room a table is for."""
-    return expert_tables.ROOM if table.op == expert_tables.OP else "gemm"
+def _made_by(table: Table) -> str:
+    """Return the command that makes such a table for this machine."""
+    one = one_file_tables.of_table(table)
+    return one.made_by if one is not None else "sglang-mi300a tune gemm"
 
 
 def _apply(args: argparse.Namespace) -> int:
@@ -241,13 +244,13 @@ def _apply(args: argparse.Namespace) -> int:
             f"table {source}",
             found="; ".join(bad),
             allowed="the device and software of this machine",
-            do=f"tune for this machine: `sglang-mi300a tune {room_of(table)}`",
+            do=f"make one for this machine: `{_made_by(table)}`",
         )
     print(f"{source}: {len(table.rows)} rows for {count} devices")
     for line in unseen:
         print(f"  not compared here, but at every start: {line}")
-    if table.op == expert_tables.OP:
-        return _apply_to_experts(table, dry_run=args.dry_run)
+    if (one := one_file_tables.of_table(table)) is not None:
+        return _apply_one_file(table, one.destination(), dry_run=args.dry_run)
     if args.dry_run:
         staging.check_root(root())
         for name, text in staging.files_of(table, count).items():
@@ -258,8 +261,7 @@ def _apply(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _apply_to_experts(table: Table, *, dry_run: bool) -> int:
-    path = expert_tables.destination()
+def _apply_one_file(table: Table, path: Path, *, dry_run: bool) -> int:
     if dry_run:
         print(f"  would write {path} ({len(tables.render(table))} bytes)")
         return EXIT_OK
@@ -343,13 +345,12 @@ def _plain_rows(table: Table) -> Iterator[str]:
 
 
 def _remove(args: argparse.Namespace) -> int:
-    of_experts = args.room == expert_tables.ROOM
+    one = one_file_tables.of_room(args.room)
     if args.dry_run:
-        there = root() / staging.LINK
-        path = expert_tables.destination() if of_experts else there.resolve()
+        path = one.destination() if one is not None else (root() / staging.LINK).resolve()
         print(f"would remove {path}" if path.exists() else "nothing is applied")
         return EXIT_OK
-    removed = expert_tables.remove() if of_experts else staging.remove(root())
+    removed = one.remove() if one is not None else staging.remove(root())
     for path in removed:
         print(f"removed {path}")
     if not removed:

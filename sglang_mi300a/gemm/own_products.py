@@ -2,7 +2,8 @@
 
 A table that was measured on the stack at hand wins: where it has a row for a product, or says that
 stock is as fast, that is what runs. Elsewhere, and so on the first day everywhere, the kernel that
-the cost model takes for the fastest runs, up to 256 tokens. Every kernel is tested on the device
+the cost model takes for the fastest runs, up to 256 tokens; with the constants of a refit, where
+they are applied, else with the shipped ones. Every kernel is tested on the device
 before it serves; one that is wrong is dropped and said.
 
 Two products that SGLang makes of the same input, one right after the other, are made in one launch:
@@ -18,7 +19,8 @@ from typing import Any
 
 import torch
 
-from sglang_mi300a import settings
+from sglang_mi300a import fitted_constants, settings
+from sglang_mi300a.cost_model import MACHINE, Machine
 from sglang_mi300a.errors import UserError
 from sglang_mi300a.gemm import padding, staging, tuned_table
 from sglang_mi300a.gemm.kernels import catalogue, prediction
@@ -91,8 +93,8 @@ class OwnProducts:
     """The kernels' part in this process's dense products; none until :meth:`begin`.
 
     Attributes:
-        report: Kept current: which kernel serves each product, pairs that make one launch, and
-            what was dropped.
+        report: Kept current: which kernel serves each product, pairs that make one launch, what
+            was dropped, and by which constants (``model``, their digest) the model chooses.
     """
 
     def __init__(self) -> None:
@@ -100,6 +102,7 @@ class OwnProducts:
         self._usable: frozenset[str] = frozenset()
         self._table: Mapping[Cell, Choice] = {}
         self._settled: frozenset[Cell] = frozenset()
+        self._machine = MACHINE
         self._tuned_rows: dict[tuple[int, int], list[int]] = {}
         self._kernels: dict[tuple[Cell, tuple[int, ...]], str | None] = {}
         self._pairs: dict[int, tuple[Any, Any]] = {}
@@ -112,6 +115,7 @@ class OwnProducts:
         test: SelfTest,
         table: Mapping[Cell, Choice] | None = None,
         settled: frozenset[Cell] = frozenset(),
+        machine: Machine = MACHINE,
     ) -> None:
         """Make products from now on.
 
@@ -120,14 +124,16 @@ class OwnProducts:
             test: Of the kernels on this process's device.
             table: Rows of the applied table.
             settled: Products for which the table says that stock is as fast.
+            machine: Constants by which the model chooses elsewhere.
         """
-        self._run, self._usable = run, test.usable
+        self._run, self._usable, self._machine = run, test.usable, machine
         self._table, self._settled = table or {}, settled
         self._tuned_rows.clear()
         for cell in sorted({*self._table, *settled}):
             self._tuned_rows.setdefault((cell.n, cell.k), []).append(cell.m)
         self._kernels.clear()
         self.report["dropped"] = dict(test.dropped)
+        self.report["model"] = machine.digest
 
     def pair(self, first: Any, second: Any) -> None:
         """Let a product with ``first`` compute the one with ``second`` too, which follows it.
@@ -191,7 +197,9 @@ class OwnProducts:
             return ruled[0] or None if len(parts) == 1 else None
         counts = prediction.shipped_counts()
         times = {
-            kernel.name: prediction.predict(kernel, counts[kernel.name], cell.m, cell.n, cell.k).us
+            kernel.name: prediction.predict(
+                kernel, counts[kernel.name], cell.m, cell.n, cell.k, self._machine
+            ).us
             for kernel in catalogue.KERNELS
             if kernel.name in self._usable and all(kernel.takes(n, cell.k) for n in parts)
         }
@@ -243,7 +251,8 @@ def start(record: settings.Resolved, run: Run, device: torch.device) -> list[str
         applied = staging.read(Path(record.gemm["table"])).table
         table, settled = tuned_table.choices(applied), frozenset(tuned_table.settled(applied))
         said += _without_rows_of_another_build(table, str(applied.made.get(KERNELS_BUILD)))
-    of_this_process().begin(run, test, table, settled)
+    machine = fitted_constants.machine(record.gemm.get("constants", {}))
+    of_this_process().begin(run, test, table, settled, machine)
     return said
 
 

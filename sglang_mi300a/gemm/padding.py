@@ -126,6 +126,7 @@ def as_record(
     *,
     allow_untuned: bool = False,
     kernels: str = "library",
+    constants: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Return what ranks need to know, as plain JSON values; see :func:`from_record`.
 
@@ -135,12 +136,14 @@ def as_record(
         allow_untuned: Whether a rank may serve although its software is not the table's.
         kernels: ``own``: products of few tokens run on our kernels where the table has nothing
             else to say.
+        constants: Of the cost model, by which they are chosen in place of the shipped ones.
     """
     return {
         "grid": {f"{n}x{k}": list(rows) for (n, k), rows in grid.items()},
         "table": str(table) if table else "",
         "allow_untuned": allow_untuned,
         "kernels": kernels,
+        "constants": dict(constants or {}),
     }
 
 

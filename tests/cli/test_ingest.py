@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_mi300a import code_objects, reports, shipped, tables
+from sglang_mi300a import code_objects, fitted_constants, reports, shipped, tables
 from sglang_mi300a.cli.main import main
+from sglang_mi300a.cli.one_file_tables import CONSTANTS, EXPERTS
 from sglang_mi300a.cost_model import MACHINE
 from sglang_mi300a.gemm import tuned_table
 from sglang_mi300a.gemm.kernels import catalogue
@@ -141,18 +142,40 @@ def test_constants_that_made_a_report_are_found_again_with_the_choices_that_foll
     for name in ("hbm_tb_s", "overlap", "scattered_clk", "start_us"):
         assert said["constants"][name] == pytest.approx(getattr(OTHER, name), rel=0.01)
     assert said["rms_after"] < 0.002 < said["rms_before"]
-    constants = json.loads((out / "constants.json").read_text())
-    assert constants["constants"] == said["constants"]
-    assert (constants["shipped_model"], constants["held"]) == (MACHINE.digest, [])
+    constants = fitted_constants.checked(tables.load(out / fitted_constants.FILE), "here")
+    assert fitted_constants.values(constants) == said["constants"]
+    assert {row["basis"] for row in constants.rows.values()} == {"fitted"}
+    assert constants.made["shipped_model"] == MACHINE.digest
+    assert constants.software == {"kernels": catalogue.build()}
     table = tables.load(out / candidates.FILE)
-    assert table.made["model"] == constants["model"] != MACHINE.digest
-    fitted = replace(MACHINE, **constants["constants"])
+    assert table.made["model"] == constants.made["model"] != MACHINE.digest
+    fitted = fitted_constants.machine(said["constants"])
     assert table == candidates.modelled(
         prediction.shipped_counts(), "sglang-mi300a report ingest", fitted
     )
     assert table.rows != tables.load(tile_choice.shipped_path()).rows
     assert before == {p: p.read_bytes() for p in shipped.tuning_tables().rglob("*") if p.is_file()}
-    assert main(["tables", "apply", str(out / candidates.FILE), "--dry-run"]) == 0
+
+
+def test_the_last_line_typed_applies_all_that_follows_from_a_refit(report, ingest, tmp_path):
+    out = tmp_path / "mine"
+    _, said, _ = ingest(report(layers(machine=OTHER), parts(OTHER)), "--out", out)
+    head, _, commands = said.splitlines()[-1].partition(": ")
+    assert head == "to serve by these choices"
+    for command in commands.split(" && "):
+        assert main(command.split()[1:]) == 0
+    for kind, name in ((CONSTANTS, fitted_constants.FILE), (EXPERTS, candidates.FILE)):
+        assert kind.applied()[0] == tables.load(out / name)
+
+
+def test_a_constant_that_is_held_is_the_shipped_models_in_the_table(report, ingest, tmp_path):
+    _, said, _ = ingest(report(layers(machine=OTHER)), "--out", tmp_path, "--json")
+    assert said["held"]
+    rows = tables.load(tmp_path / fitted_constants.FILE).rows
+    for name in said["held"]:
+        held = rows[name,]
+        assert (held["basis"], held["standard_error"]) == ("model", None)
+        assert held["value"] == held["shipped"] == getattr(MACHINE, name)
 
 
 def test_times_as_predicted_stand_at_e4_and_what_is_not_measured_does_not(report, ingest, tmp_path):

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from sglang_mi300a import device, served_model, settings
+from sglang_mi300a import device, fitted_constants, served_model, settings, tables
 from sglang_mi300a.cli import (
     gemm_grid,
     launch,
@@ -15,11 +15,12 @@ from sglang_mi300a.cli import (
     serve_tables,
     tune,
 )
+from sglang_mi300a.cli.one_file_tables import CONSTANTS
 from sglang_mi300a.device import Accelerator
 from sglang_mi300a.errors import UserError
 from sglang_mi300a.gemm import staging, tuning_plan
 from sglang_mi300a.serving import preset
-from tests.gemm.sample_tables import ROWS, table
+from tests.gemm.sample_tables import DEVICE, ROWS, constants, table
 from tests.pools.plan import models
 
 MODEL = served_model.read(models.REAL)
@@ -137,6 +138,52 @@ def test_the_cpu_engine_has_the_grid_and_no_table(tmp_path):
     found = prepared(2, on_cpu=True)
     assert (found.record["table"], found.environment, found.said) == ("", {}, ())
     assert found.record["grid"]["124160x4096"][:3] == [1, 2, 3]
+
+
+def applied_constants(text="", **changes):
+    """Lay the constants of a refit, or a text, where they are applied; return the path."""
+    path = CONSTANTS.destination()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text or tables.render(constants(**changes)))
+    return path
+
+
+def test_the_constants_of_a_refit_reach_the_ranks_with_a_table_and_without(tmp_path):
+    path = applied_constants()
+    for _ in range(2):
+        found = prepared()
+        assert found.record["constants"] == fitted_constants.values(constants())
+        assert found.said[-1] == f"the model chooses dense products by the constants of {path}"
+        staging.apply(table(), tmp_path / "tables", 4)
+    assert found.record["table"] != ""
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "why"),
+    [
+        ({"software": {"kernels": "0" * 16}}, "kernels: table '0000000000000000', here"),
+        ({"device": {**DEVICE, "visible_cus": 304}}, "visible_cus: table 304, here 228"),
+        ({"text": "no table"}, "no JSON"),
+    ],
+)
+def test_constants_that_do_not_fit_are_said_in_a_line_and_not_used(spoilt, why):
+    path = applied_constants(**spoilt)
+    found = prepared()
+    assert found.record["constants"] == {}
+    (line,) = [line for line in found.said if "constants" in line]
+    assert line.startswith("the model chooses dense products by its shipped constants: ")
+    assert str(path) in line
+    assert why in line
+    assert "sglang-mi300a report ingest" in line or "make it again" in line
+
+
+def test_constants_choose_nothing_where_the_library_serves_all(monkeypatch):
+    applied_constants()
+    monkeypatch.setenv("SGLANG_MI300A_DENSE_KERNELS", "library")
+    found = prepared()
+    assert found.record["constants"] == {}
+    assert not any("constants" in line for line in found.said)
+    assert prepared(2, on_cpu=True).record["constants"] == {}
 
 
 def test_tune_first_tunes_for_the_server_that_is_asked_for(monkeypatch):

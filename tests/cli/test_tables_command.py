@@ -6,10 +6,11 @@ import pytest
 
 from sglang_mi300a import device, shipped, tables
 from sglang_mi300a.cli.main import main
+from sglang_mi300a.cli.one_file_tables import CONSTANTS
 from sglang_mi300a.device import Accelerator
 from sglang_mi300a.gemm import aiter_csv, live_stack, staging, tunableop_csv, tuned_table
 from sglang_mi300a.moe import tile_choice
-from tests.gemm.sample_tables import DEVICE, table
+from tests.gemm.sample_tables import DEVICE, constants, table
 from tests.gemm.standin_tunableop import STACK
 from tests.pools.plan import models
 
@@ -173,3 +174,69 @@ def test_a_table_of_no_known_operation_is_refused(state, tmp_path, capsys):
     path.write_text(EXPERTS.read_text().replace("moe_expert_layer", "moe_other"))
     assert main(["tables", "check", str(path)]) == 2
     assert "operation moe_other" in capsys.readouterr().err
+
+
+def written(tmp_path, text):
+    path = tmp_path / "t.json"
+    path.write_text(text)
+    return str(path)
+
+
+def test_the_constants_of_a_refit_go_the_same_way(state, node, tmp_path, capsys):
+    assert main(["tables", "check", "constants"]) == 2
+    assert "by its shipped constants" in capsys.readouterr().err
+    path = written(tmp_path, tables.render(constants()))
+    assert main(["tables", "apply", path, "--dry-run"]) == 0
+    assert not state.exists()
+    assert main(["tables", "apply", path]) == 0
+    assert CONSTANTS.applied()[0] == constants()
+    assert main(["tables", "check", "constants"]) == 0
+    assert "fits this machine" in capsys.readouterr().out
+    assert main(["tables", "show", "constants"]) == 0
+    assert "hbm_tb_s  1.6  3.5  0.01  fitted" in capsys.readouterr().out
+    assert main(["tables", "list", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert ("applied", "cost_model") in [(row["where"], row["op"]) for row in rows]
+    assert main(["tables", "remove", "constants", "--dry-run"]) == 0
+    assert main(["tables", "remove", "constants"]) == 0
+    assert CONSTANTS.applied() is None
+
+
+def with_value(name, value):
+    """The constants with one value changed."""
+    fitted = constants()
+    return constants(rows={**fitted.rows, (name,): {**fitted.rows[name,], "value": value}})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: constants(software={"kernels": "0" * 16}),
+            "kernels: table '0000000000000000', here",
+        ),
+        (
+            lambda: constants(device={**DEVICE, "visible_cus": 304}),
+            "visible_cus: table 304, here 228",
+        ),
+        (lambda: with_value("hbm_tb_s", 3.1), "constants of a model"),
+        (lambda: with_value("hbm_tb_s", 9.9), "hbm_tb_s: found 9.9; supported: 1.5 to 5.3"),
+        (lambda: with_value("overlap", float("nan")), "overlap: found nan"),
+        (lambda: with_value("overlap", "2"), "overlap: found '2'"),
+        (lambda: with_value("start_us", True), "start_us: found True"),
+        (lambda: with_value("start_us", None), "start_us: found None"),
+        (lambda: constants(rows={}), "found constants "),
+        (
+            lambda: constants(columns=("constant", "value", "basis")),
+            "operation cost_model, columns",
+        ),
+    ],
+)
+def test_constants_that_are_not_of_this_machine_and_model_are_not_applied(
+    state, node, tmp_path, capsys, make, message
+):
+    assert main(["tables", "apply", written(tmp_path, tables.render(make()))]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert "sglang-mi300a report ingest" in err
+    assert not CONSTANTS.destination().exists()

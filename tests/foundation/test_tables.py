@@ -102,6 +102,21 @@ def test_a_models_rows_do_not_depend_on_software():
     assert table.misfits(MI300A, {}) == []
 
 
+def test_constants_have_no_times_and_those_that_were_fitted_are_their_softwares():
+    untimed = {"key": ["constant"], "columns": ["constant", "value", "basis"]}
+    rows = [["hbm_tb_s", 3.1, "fitted"], ["overlap", 1.99, "model"]]
+    with pytest.raises(UserError, match="hold basis, us, stock_us"):
+        tables.parse(text(**untimed, rows=rows), "t.json")
+    table = tables.parse(text(op=tables.CONSTANTS, **untimed, rows=rows), "t.json")
+    assert [row["value"] for row in table.rows.values()] == [3.1, 1.99]
+    assert table.misfits(MI300A, {**DATA["software"], "rocm": "7.0.1"}) == [
+        "rocm: table '7.0.0', here '7.0.1'"
+    ]
+    rows[0][-1] = "guessed"
+    with pytest.raises(UserError, match="basis 'guessed'"):
+        tables.parse(text(op=tables.CONSTANTS, **untimed, rows=rows), "t.json")
+
+
 def misspelled(folder: Path) -> list[str]:
     """Tables below a folder that are not in canonical spelling; each must load."""
     paths = sorted(folder.rglob("*.json"))

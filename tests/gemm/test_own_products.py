@@ -1,14 +1,19 @@
 """Which dense products our kernels make: what a table says, what the model says, what passed."""
 
+import dataclasses
+import json
+
 import pytest
 import torch
 
-from sglang_mi300a import settings
+from sglang_mi300a import fitted_constants, settings
+from sglang_mi300a.cost_model import MACHINE
 from sglang_mi300a.gemm import hooks, own_products, padding, skinny
 from sglang_mi300a.gemm.kernels import catalogue, prediction
 from sglang_mi300a.gemm.own_products import OwnProducts, SelfTest
 from sglang_mi300a.gemm.shape_grid import Cell
 from sglang_mi300a.gemm.tuned_table import Choice
+from tests.gemm.sample_tables import REFITTED, constants
 from tests.launcher import standin
 
 N, N_2, K = 64, 32, 256
@@ -95,6 +100,54 @@ def test_a_measured_row_wins_over_the_model(run, launches):
     assert len(launches) == 2
 
 
+ROUTER = (512, 4096)
+M = 129
+"""Rows for which the constants of a refit take another kernel for the fastest."""
+
+
+def router_product(own):
+    """Make the product of the router's weight and so many rows."""
+    n, k = ROUTER
+    return own.product(torch.zeros(M, k).bfloat16(), torch.zeros(n, k).bfloat16(), None)
+
+
+def fastest(machine):
+    counts = prediction.shipped_counts()
+    us = {
+        kernel.name: prediction.predict(kernel, counts[kernel.name], M, *ROUTER, machine).us
+        for kernel in catalogue.that_take(*ROUTER)
+    }
+    return min(us, key=us.get)
+
+
+def test_the_constants_of_a_refit_choose_where_no_table_does(run, launches):
+    own = OwnProducts()
+    for machine in (REFITTED, MACHINE):
+        own.begin(run, ALL, machine=machine)
+        router_product(own)
+        assert own.report["model"] == machine.digest
+    assert [name for name, *_ in launches] == [fastest(REFITTED), fastest(MACHINE)]
+    assert fastest(REFITTED) != fastest(MACHINE)
+
+
+def test_a_measured_row_wins_over_the_constants_of_a_refit(run, launches):
+    own = OwnProducts()
+    own.begin(run, ALL, {Cell(*ROUTER, 192): OURS}, machine=REFITTED)
+    router_product(own)
+    own.begin(run, ALL, {Cell(*ROUTER, 192): LIBRARY}, machine=REFITTED)
+    assert router_product(own) is None
+    assert launches == [(OURS.kernel, ROUTER[0], 0)]
+    assert OURS.kernel != fastest(REFITTED)
+
+
+def test_where_a_refits_kernel_was_dropped_its_next_best_serves(run, launches):
+    own, best = OwnProducts(), fastest(REFITTED)
+    own.begin(run, SelfTest(ALL.usable - {best}, {best: "wrong"}), machine=REFITTED)
+    router_product(own)
+    ((name, *_),) = launches
+    assert name != best
+
+
 def test_two_products_of_one_input_are_one_launch(own, launches):
     first, second = weight(), weight(N_2, 3)
     own.pair(first, second)
@@ -178,3 +231,15 @@ def test_a_kernel_that_is_wrong_is_dropped_and_said(run, monkeypatch):
     assert line.startswith(f"dense kernel {bad} is not used: relative L2 ")
     assert own_products.of_this_process().report["dropped"].keys() == {bad}
     assert own_products.of_this_process().product(rows(), weight(), None) is not None
+
+
+def test_a_rank_chooses_by_the_constants_that_the_launcher_hands_it(run, launches, monkeypatch):
+    monkeypatch.setattr(own_products, "_of_this_process", OwnProducts())
+    record = settings.Resolved("", "gfx942", "", 1, 1, 1, False, 0, 0, 0, "")
+    handed = fitted_constants.values(constants())
+    record.gemm.update(padding.as_record({}, None, kernels="own", constants=handed))
+    sent = settings.Resolved(**json.loads(json.dumps(dataclasses.asdict(record))))
+    assert own_products.start(sent, run, CPU) == []
+    launches.clear()
+    router_product(own_products.of_this_process())
+    assert launches == [(fastest(REFITTED), ROUTER[0], 0)]
