@@ -344,10 +344,14 @@ def _look_at_experts(wanted: Wanted) -> State:
         said = "no table was measured here; the shipped one, predicted, would serve"
     elif differing := one_file_tables.EXPERTS.misfits(applied[0])[0]:
         said = f"{applied[1]} does not fit: {differing[0]}"
-    elif any(key[:2] == (shape.experts, shape.inner) for key in applied[0].rows):
-        return State("done", f"{applied[1]}: measured here, with these kernels")
     else:
-        said = f"{applied[1]} has no row for {name}"
+        rows = applied[0].rows
+        bases = {rows[key]["basis"] for key in rows if key[:2] == (shape.experts, shape.inner)}
+        if bases - {"model"}:
+            return State("done", f"{applied[1]}: measured here, with these kernels")
+        said = f"{applied[1]} is a model's: nothing was measured here"
+        if not bases:
+            said = f"{applied[1]} has no row for {name}"
     return State("to do", said, len(wished) * SECONDS_A_BATCH, len(wished) * BYTES_A_PRODUCT)
 
 

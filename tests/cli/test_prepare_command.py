@@ -399,6 +399,13 @@ def test_a_measured_table_of_these_kernels_settles_the_expert_layer(node):
         assert look("expert-table").kind == kind
 
 
+def test_the_choices_of_a_refit_do_not_settle_the_expert_layer(node):
+    modelled = tables.read(tile_choice.shipped_path())
+    tables.save(replace(modelled, software=tile_choice.software()), tile_choice.measured_path())
+    state = look("expert-table")
+    assert (state.kind, "nothing was measured here" in state.said) == ("to do", True)
+
+
 def test_a_table_that_settles_every_product_is_kept(node, monkeypatch):
     grid = prepare_steps.gemm_grid.of_preset(
         prepare_steps.served_model.read(SHIPPED_CONFIG), "tuned", 4
