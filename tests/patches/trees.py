@@ -1,6 +1,7 @@
 """Directories with the files of the installed SGLang that patches touch."""
 
 import hashlib
+import os
 import shutil
 from pathlib import Path
 
@@ -17,6 +18,15 @@ def small(root: Path) -> Path:
     (root / "sglang/srt").mkdir(parents=True)
     for path in [*TOUCHED, "sglang/_version.py"]:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(INSTALLED / path, root / path)
+    return root
+
+
+def importable(root: Path) -> Path:
+    """Make a directory with the whole SGLang, links except what patches touch; return it."""
+    shutil.copytree(INSTALLED / "sglang", root / "sglang", copy_function=os.symlink)
+    for path in [*TOUCHED, "sglang/_version.py"]:
+        (root / path).unlink()
         shutil.copy2(INSTALLED / path, root / path)
     return root
 
