@@ -211,23 +211,45 @@ class StockArguments:
     host: str = "127.0.0.1"
     port: int = 30000
     custom_sigquit_handler: object = None
+    watchdog_timeout: float = 300
 
 
-def test_stock_started_with_the_flag_hands_the_applied_table_to_every_rank(tmp_path, monkeypatch):
-    applied = staging.apply(table(), tmp_path / "tables", 4)
+@pytest.fixture
+def start(monkeypatch):
+    """Return a function that starts stock with the flag and returns what its arguments become."""
     record = settings.Resolved("tuned", "gfx942", "", 4, 1, 4, True, 0, 0, 0, "")
     decision = launch.Decision(record, {}, {}, FIELDS, MODEL, ())
     monkeypatch.setattr(os, "environ", os.environ.copy())  # a launch writes into it
-    monkeypatch.setattr(launch, "_applied", None)
     monkeypatch.setattr(launch, "decide", lambda *_: decision)
     for name in ("check_fit", "check_port", "_stay_beside", "_warm_up_before_listening"):
         monkeypatch.setattr(launch, name, lambda *_: None)
-    for module in (serve_memory, serve_kernels):
-        monkeypatch.setattr(module, "prepare", lambda *_, part=module, **__: part.Prepared())
-    with launch.flag_given("tuned"):
-        launch.apply_preset(StockArguments())
+    monkeypatch.setattr(serve_memory, "prepare", lambda *_, **__: serve_memory.Prepared())
+
+    def call(to_compile=(), **given):
+        monkeypatch.setattr(launch, "_applied", None)
+        kernels = serve_kernels.Prepared(to_compile=to_compile)
+        monkeypatch.setattr(serve_kernels, "prepare", lambda *_, **__: kernels)
+        arguments = StockArguments(**given)
+        with launch.flag_given("tuned"):
+            launch.apply_preset(arguments)
+        return arguments
+
+    return call
+
+
+def test_stock_started_with_the_flag_hands_the_applied_table_to_every_rank(start, tmp_path):
+    applied = staging.apply(table(), tmp_path / "tables", 4)
+    start()
     assert {**os.environ, **applied.environment()} == os.environ
     assert settings.resolved().gemm["table"] == str(applied.directory)
+
+
+def test_stocks_watchdog_waits_longer_for_what_is_to_be_compiled_unless_the_user_said_how_long(
+    start,
+):
+    assert start().watchdog_timeout == 300
+    assert start(to_compile=("rmsnorm", "sample")).watchdog_timeout == 300 + 363 + 100
+    assert start(to_compile=("rmsnorm",), watchdog_timeout=900).watchdog_timeout == 900
 
 
 def test_allow_untuned_reaches_the_launch_through_the_environment(monkeypatch):
