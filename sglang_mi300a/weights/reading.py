@@ -14,7 +14,7 @@ import os
 import queue
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -27,11 +27,13 @@ from sglang_mi300a.errors import UserError
 
 BLOCK_BYTES = 4096
 """Direct reads start, end and land at multiples of this."""
+HUGE_PAGE_BYTES = 2 << 20
+"""Of x86-64."""
 MIN_BUFFER_BYTES = 64 << 10
 _SLACK_BYTES = 2 * BLOCK_BYTES  # what aligning both ends of a read can add
-DEFAULT_THREADS = 8
+DEFAULT_THREADS = 15
 DEFAULT_RING_BYTES = DEFAULT_THREADS * (CHECKSUM_BLOCK_BYTES + _SLACK_BYTES)
-"""A whole block of a tensor in each read."""
+"""A whole block of a tensor in each read, and not more than 256 MiB."""
 
 Bytes = NDArray[np.uint8]
 
@@ -61,17 +63,23 @@ class Ring:
                 do=f"set ring_bytes {DEFAULT_RING_BYTES} and threads {DEFAULT_THREADS}",
             )
         self.max_read_bytes = each - _SLACK_BYTES
-        # Anonymous memory: page-aligned, and not there before the first read touches it.
-        self._memory = [mmap.mmap(-1, each) for _ in range(num_buffers)]
-        self.buffers = tuple(np.frombuffer(each, dtype=np.uint8) for each in self._memory)
+        # Private anonymous memory, not there before the first read touches it. In huge pages a
+        # direct read becomes few large requests: one takes so many pieces of memory at most.
+        self._memory = mmap.mmap(
+            -1, each * num_buffers + HUGE_PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        )
+        with suppress(OSError):  # a kernel without huge pages
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        whole = np.frombuffer(self._memory, dtype=np.uint8)
+        first = -whole.ctypes.data % HUGE_PAGE_BYTES
+        self.buffers = tuple(whole[first + number * each :][:each] for number in range(num_buffers))
         self._free: queue.SimpleQueue[Bytes] = queue.SimpleQueue()
         for buffer in self.buffers:
             self._free.put(buffer)
 
     def release(self) -> None:
         """Give the memory back, whoever still holds a view; what the buffers held is lost."""
-        for memory in self._memory:
-            memory.madvise(mmap.MADV_DONTNEED)
+        self._memory.madvise(mmap.MADV_DONTNEED)
 
     @contextmanager
     def buffer(self) -> Iterator[Bytes]:

@@ -2,13 +2,15 @@
 
 import errno
 import os
+import re
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sglang_mi300a.errors import UserError
-from sglang_mi300a.weights.reading import BLOCK_BYTES, Files, Ring
+from sglang_mi300a.weights.reading import BLOCK_BYTES, HUGE_PAGE_BYTES, Files, Ring
 
 SIZE = 300_001
 CONTENT = np.random.default_rng(0).integers(0, 256, SIZE, dtype=np.uint8)
@@ -180,3 +182,28 @@ def test_a_ring_lends_only_what_it_has():
 def test_a_ring_too_small_is_refused_with_the_numbers(ring_bytes, threads):
     with pytest.raises(UserError, match=f"{ring_bytes} bytes for {threads} reads"):
         Ring(ring_bytes, threads)
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="a kernel without huge pages"
+)
+def test_buffers_are_private_memory_for_huge_pages_so_that_direct_reads_are_large_requests():
+    ring = Ring(4 << 20, 2)
+    for buffer in ring.buffers:
+        buffer[:] = 1
+        flags = flags_of_mapping(buffer.ctypes.data)
+        assert "hg" in flags
+        assert "sh" not in flags  # shared anonymous memory gets no huge pages
+    assert ring.buffers[0].ctypes.data % HUGE_PAGE_BYTES == 0
+    assert ring.buffers[1].ctypes.data - ring.buffers[0].ctypes.data == ring.buffers[0].nbytes
+
+
+def flags_of_mapping(address):
+    """The kernel's flags of the mapping that holds an address."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(match[1], 16) <= address < int(match[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            return line.split()[1:]
+    raise AssertionError(f"no mapping at {address:#x}")
