@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -36,7 +37,8 @@ _SELF = "self_xxh3_128"
 FAR = 0.15
 """Mean distance above which a start warns: bfloat16 alone is not expected to come to that."""
 WRONG = 0.5
-"""Mean distance above which a start is refused: half of all tokens drawn would differ."""
+"""Mean distance above which a start is refused: half of all tokens drawn would differ. Prompts go
+through prefill alone; decode is wrong if more than half of the sure continuations part."""
 SURE_NATS = 2.0
 """How far the reference's best token is ahead where any right server must choose the same."""
 
@@ -90,6 +92,21 @@ def source_checksum(files: Sequence[FileFacts]) -> str:
     """Return what tells one checkpoint from another: over its weight files' headers."""
     rows = sorted([file.name, file.size, file.xxh3_128] for file in files)
     return checksum(json.dumps(rows).encode())
+
+
+def check_writable(directory: Path) -> None:
+    """Check that the file can be put there, before anything is computed for it.
+
+    Raises:
+        UserError: There is no such directory, or it cannot be written.
+    """
+    if not directory.is_dir() or not os.access(directory, os.W_OK | os.X_OK):
+        raise UserError(
+            str(directory),
+            found="not writable" if directory.is_dir() else "no such directory",
+            allowed="a directory that can be written",
+            do="name another with --out",
+        )
 
 
 def write(directory: Path, golden: Golden) -> Path:
@@ -221,32 +238,31 @@ class Verdict:
     Attributes:
         mean_distance: Mean over rows of :func:`distance`.
         largest_distance: Of one row.
-        num_sure: Tokens that leave no doubt.
-        num_differing: Of these, the ones that the server chose otherwise, up to the first of each
-            row.
+        num_sure: Rows whose continuation begins with tokens that leave no doubt.
+        num_parted: Of these, the ones where the server went on otherwise.
     """
 
     mean_distance: float
     largest_distance: float
     num_sure: int
-    num_differing: int
+    num_parted: int
 
     @property
     def is_wrong(self) -> bool:
         """Whether no rounding explains it."""
-        return not self.mean_distance <= WRONG
+        return not self.mean_distance <= WRONG or 2 * self.num_parted > self.num_sure
 
     @property
     def is_far(self) -> bool:
         """Whether it deserves a look."""
-        return not self.mean_distance <= FAR or self.num_differing > 0
+        return not self.mean_distance <= FAR or self.num_parted > 0
 
     def __str__(self) -> str:
         """Return one phrase for a report."""
         return (
             f"distance to the golden logits {self.mean_distance:.4f} in the mean, "
             f"{self.largest_distance:.4f} at most (0: equal, 1: nothing in common); "
-            f"{self.num_sure - self.num_differing} of {self.num_sure} sure tokens equal"
+            f"{self.num_sure - self.num_parted} of {self.num_sure} sure continuations equal"
         )
 
 
@@ -265,13 +281,13 @@ def distance(row: Row, logprobs: Mapping[int, float]) -> float:
 
 def judge(golden: Golden, answers: Sequence[Answer]) -> Verdict:
     """Return how far answers, one a row, are from the golden values."""
-    distances, num_sure, num_differing = [], 0, 0
+    distances, num_sure, num_parted = [], 0, 0
     for row, answer in zip(golden.rows, answers, strict=True):
         distances.append(distance(row, answer.logprobs))
         sure = row.next_ids[: row.num_sure()]
-        num_sure += len(sure)
-        num_differing += answer.next_ids[: len(sure)] != sure
-    return Verdict(statistics.fmean(distances), max(distances), num_sure, num_differing)
+        num_sure += bool(sure)
+        num_parted += answer.next_ids[: len(sure)] != sure
+    return Verdict(statistics.fmean(distances), max(distances), num_sure, num_parted)
 
 
 def as_data(verdict: Verdict) -> dict[str, Any]:

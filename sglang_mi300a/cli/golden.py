@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sglang_mi300a import artifact_manifest, golden
+from sglang_mi300a import artifact_manifest, golden, served_model
 from sglang_mi300a.errors import EXIT_BAD_INPUT, EXIT_OK, UserError
 from sglang_mi300a.golden import Golden, Row
 from sglang_mi300a.supported import installed_version
@@ -101,7 +101,12 @@ def make(
     from sglang_mi300a.weights import checkpoint
     from sglang_mi300a.weights.progress_bar import ProgressBar
 
-    if artifact_manifest.is_artifact(model):
+    if threads < 1:
+        raise UserError(
+            "--threads", found=str(threads), allowed="1 or more", do="leave the flag out"
+        )
+    golden.check_writable(out)
+    if served_model.read(model).is_artifact:
         raise UserError(
             f"--model {model}",
             found="an artifact of shard-weights",
@@ -122,6 +127,13 @@ def make(
     positions = range(first, first + golden_texts.NEXT_TOKENS)
     with ProgressBar("golden logits", reference.num_layers, wanted=progress, unit=" layers") as bar:
         logits = reference.logits(rows, positions, bar.advance)
+    if not bool(logits.isfinite().all()):
+        raise UserError(
+            str(model),
+            found="logits that are no numbers",
+            allowed="a checkpoint of finite weights",
+            do="compare its files with where they came from; one is damaged",
+        )
     return Golden(
         tool_version=installed_version("sglang-mi300a") or "",
         reference=f"transformers {importlib.metadata.version('transformers')}, float32, on the CPU",
@@ -147,10 +159,15 @@ def _check_same(source: str, out: Path) -> None:
 def _token_rows(model: Path, texts: Sequence[str], length: int) -> list[list[int]]:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise _no_tokenizer(model, str(error).splitlines()[0]) from error
     rows = []
     for text in texts:
         tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+        if not tokens:  # transformers makes an empty tokenizer where files are missing
+            raise _no_tokenizer(model, "it gives no token for a text")
         if len(tokens) < length:
             raise UserError(
                 f"text {text[:40]!r}…",
@@ -160,6 +177,15 @@ def _token_rows(model: Path, texts: Sequence[str], length: int) -> list[list[int
             )
         rows.append([int(token) for token in tokens[:length]])
     return rows
+
+
+def _no_tokenizer(model: Path, why: str) -> UserError:
+    return UserError(
+        str(model),
+        found=f"no tokenizer that transformers can read ({why})",
+        allowed="the checkpoint with its tokenizer",
+        do="fetch tokenizer.json and tokenizer_config.json, too",
+    )
 
 
 def _row(prompt: Sequence[int], going_on: Sequence[int], logits: torch.Tensor) -> Row:

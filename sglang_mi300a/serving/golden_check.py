@@ -60,6 +60,6 @@ def warning(verdict: Verdict) -> str:
     if not verdict.is_far:
         return ""
     return (
-        f"{verdict}: more than is expected of bfloat16 (up to {golden.FAR}, every sure token "
-        "equal); answers may be worse than the model's"
+        f"{verdict}: more than is expected of bfloat16 (up to {golden.FAR}, every sure "
+        "continuation equal); answers may be worse than the model's"
     )

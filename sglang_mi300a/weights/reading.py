@@ -70,6 +70,9 @@ class Ring:
         )
         with suppress(OSError):  # a kernel without huge pages
             self._memory.madvise(mmap.MADV_HUGEPAGE)
+        # A fork while a direct read is under way would leave what is read in the child's copy:
+        # open(2) asks for this of private memory.
+        self._memory.madvise(mmap.MADV_DONTFORK)
         whole = np.frombuffer(self._memory, dtype=np.uint8)
         first = -whole.ctypes.data % HUGE_PAGE_BYTES
         self.buffers = tuple(whole[first + number * each :][:each] for number in range(num_buffers))

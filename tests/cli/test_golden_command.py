@@ -1,13 +1,16 @@
 """`sglang-mi300a golden`: recorded once from the checkpoint, bound to it, shown again."""
 
 import json
+import os
+import shutil
 
 import pytest
 
 from sglang_mi300a import golden
 from sglang_mi300a.accuracy import golden_texts
+from sglang_mi300a.accuracy.streamed_reference import StreamedReference
 from sglang_mi300a.cli.main import main
-from sglang_mi300a.tiny_model import MOE_MXFP4, make_tiny_model
+from sglang_mi300a.tiny_model import DENSE, MOE_MXFP4, make_tiny_model
 from sglang_mi300a.weights.shard import shard_weights
 
 
@@ -101,3 +104,50 @@ def test_verify_and_inspect_know_of_it(tiny, capsys):
         assert "values of checkpoint" in capsys.readouterr().out
     finally:
         (other / golden.NAME).unlink()
+
+
+def nothing_is_computed(*_, **__):
+    raise AssertionError("weights were read")
+
+
+def test_where_it_cannot_be_written_nothing_is_computed(tiny, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(StreamedReference, "logits", nothing_is_computed)
+    command = ["golden", "--model", str(tiny / "model"), "--out", str(tmp_path / "none")]
+    assert main(command) == 2
+    assert "no such directory" in capsys.readouterr().err
+    monkeypatch.setattr(golden.os, "access", lambda *_: False)
+    assert main([*command[:-1], str(tmp_path)]) == 2
+    assert "not writable" in capsys.readouterr().err
+
+
+def test_bad_input_is_refused_by_name_before_weights_are_read(tiny, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(StreamedReference, "logits", nothing_is_computed)
+    model = tmp_path / "model"
+    shutil.copytree(tiny / "model", model)
+    command = ["golden", "--model", str(model)]
+    assert main([*command, "--threads", "0"]) == 2
+    assert "--threads: found 0" in capsys.readouterr().err
+    for file in model.glob("tokenizer*"):
+        file.rename(file.with_name(f"was-{file.name}"))
+    assert main(command) == 2
+    assert "no tokenizer" in capsys.readouterr().err
+    weights = sorted(model.glob("*.safetensors"))[0]
+    os.truncate(weights, weights.stat().st_size - 1)
+    assert main(command) == 2
+    assert weights.name in capsys.readouterr().err
+    weights.unlink()
+    assert main(command) == 2
+    assert weights.name in capsys.readouterr().err
+    dense = make_tiny_model(tmp_path / "dense", kind=DENSE).path
+    assert main(["golden", "--model", str(dense)]) == 2
+    assert "architectures ['Qwen3ForCausalLM']" in capsys.readouterr().err
+
+
+def test_logits_that_are_no_numbers_are_not_recorded(tiny, capsys, tmp_path, monkeypatch):
+    import torch
+
+    lost = torch.full((len(golden_texts.TEXTS), golden_texts.NEXT_TOKENS, 9), torch.nan)
+    monkeypatch.setattr(StreamedReference, "logits", lambda *_: lost)
+    assert main(["golden", "--model", str(tiny / "model"), "--out", str(tmp_path)]) == 2
+    assert "no numbers" in capsys.readouterr().err
+    assert golden.read(tmp_path) is None

@@ -94,15 +94,25 @@ def test_distance_is_the_share_of_draws_that_would_differ():
 
 def test_only_tokens_before_the_first_doubt_are_compared():
     assert ROW.num_sure() == 2
-    verdict = golden.judge(VALUES, [RIGHT, RIGHT])
-    assert (verdict.num_sure, verdict.num_differing) == (4, 0)
+    verdict = golden.judge(VALUES, [RIGHT, dataclasses.replace(RIGHT, next_ids=(9, 4, 77))])
+    assert (verdict.num_sure, verdict.num_parted) == (2, 0)
     assert not verdict.is_far
-    wrong = dataclasses.replace(RIGHT, next_ids=(9, 5))
-    verdict = golden.judge(VALUES, [RIGHT, wrong])
-    assert (verdict.num_sure, verdict.num_differing) == (4, 1)
+    parted = dataclasses.replace(RIGHT, next_ids=(9, 5))
+    verdict = golden.judge(VALUES, [RIGHT, parted])
+    assert (verdict.num_sure, verdict.num_parted) == (2, 1)
     assert verdict.is_far
     assert not verdict.is_wrong
-    assert "3 of 4 sure tokens equal" in str(verdict)
+    assert "1 of 2 sure continuations equal" in str(verdict)
+
+
+def test_decode_that_goes_on_otherwise_is_wrong_though_prefill_is_right():
+    parted = dataclasses.replace(RIGHT, next_ids=(9, 5))
+    verdict = golden.judge(VALUES, [parted, parted])
+    assert verdict.mean_distance == pytest.approx(0, abs=1e-12)
+    assert verdict.is_wrong
+    unsure = dataclasses.replace(ROW, gaps=(1.0, 1.0, 1.0))
+    doubtful = dataclasses.replace(VALUES, rows=(unsure, unsure))
+    assert not golden.judge(doubtful, [parted, parted]).is_far
 
 
 def test_nonsense_is_wrong_and_a_little_noise_is_not_even_far():

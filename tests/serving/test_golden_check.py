@@ -36,7 +36,7 @@ def test_each_prompt_is_asked_once_and_continued_only_where_there_is_no_doubt():
     assert server.prompts == [SURE.token_ids, UNSURE.token_ids]
     assert server.counts == [(SURE.token_ids, 2)]
     assert found.mean_distance == pytest.approx(0, abs=1e-12)
-    assert (found.num_sure, found.num_differing) == (2, 0)
+    assert (found.num_sure, found.num_parted) == (1, 0)
     assert golden_check.warning(found) == golden_check.refusal(found) == ""
 
 

@@ -194,6 +194,7 @@ def test_buffers_are_private_memory_for_huge_pages_so_that_direct_reads_are_larg
         flags = flags_of_mapping(buffer.ctypes.data)
         assert "hg" in flags
         assert "sh" not in flags  # shared anonymous memory gets no huge pages
+        assert "dc" in flags  # not copied by a fork, which must not meet a direct read
     assert ring.buffers[0].ctypes.data % HUGE_PAGE_BYTES == 0
     assert ring.buffers[1].ctypes.data - ring.buffers[0].ctypes.data == ring.buffers[0].nbytes
 
