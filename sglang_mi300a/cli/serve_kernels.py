@@ -64,7 +64,7 @@ def prepare(say: Callable[[str], None], *, on_cpu: bool) -> Prepared:
         jit_dir = Path(given)
         aiter_locks.wait_until_free(jit_dir)
         said = [f"AITER_JIT_DIR is set: modules in {given} are used as they are, unkeyed"]
-        return _prepared({}, said, jit_dir, time_limits.missing_in(jit_dir))
+        return _prepared({}, said, jit_dir)
     local = settings.local_dir()
     aiter_locks.wait_until_free(local / "none", wait_s=_MERGE_WAIT_S)
     install = aiter_install.find()
@@ -74,20 +74,14 @@ def prepare(say: Callable[[str], None], *, on_cpu: bool) -> Prepared:
     copy = launch_copy.make(key, stores, local, install.prebuilt, say)
     atexit.register(copy.close, say)
     said = _in_words(copy)
-    return _prepared(copy.environment(), said, copy.directory, copy.missing, stores[0])
+    return _prepared(copy.environment(), said, copy.directory, stores[0])
 
 
 def _prepared(
-    environment: dict[str, str],
-    said: Sequence[str],
-    jit_dir: Path,
-    missing: Sequence[str],
-    store: Store | None = None,
+    environment: dict[str, str], said: Sequence[str], jit_dir: Path, store: Store | None = None
 ) -> Prepared:
-    """Return what a launch does, given what AITER may find missing where it looks."""
-    lacking = time_limits.to_compile(
-        jit_dir, missing, made_before=time_limits.has_made_from_templates(jit_dir)
-    )
+    """Return what a launch does, given what AITER finds where it looks."""
+    lacking = time_limits.to_compile(jit_dir)
     if not lacking:
         return Prepared(environment, tuple(said), jit_dir)
     extra_s = time_limits.seconds(len(lacking))

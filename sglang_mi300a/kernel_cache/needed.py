@@ -30,6 +30,8 @@ class Needed:
         why: What reaches it.
         recipe: AITER's function that names the variant and says how its sources are generated.
         arguments: That function's arguments, where they differ from "nothing special".
+        file: What a variant's file is called, a shell pattern; "" where AITER's name of the module
+            tells.
     """
 
     name: str
@@ -37,6 +39,12 @@ class Needed:
     why: str
     recipe: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    file: str = ""
+
+    def is_in(self, jit_dir: Path) -> bool:
+        """Return whether AITER finds it in a directory, whoever put it there."""
+        patterns = [self.file] if self.file else [f"{name}.so" for name in self.modules]
+        return any(path for pattern in patterns for path in jit_dir.glob(pattern))
 
 
 def rows() -> tuple[Needed, ...]:
@@ -49,6 +57,7 @@ def rows() -> tuple[Needed, ...]:
             why=row["why"],
             recipe=row.get("recipe", ""),
             arguments=row.get("arguments", {}),
+            file=row.get("file", ""),
         )
         for row in data["modules"]
     )

@@ -2,16 +2,27 @@
 
 import atexit
 import importlib.util
+import json
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from sglang_mi300a import settings
 from sglang_mi300a.cli import serve_kernels
+from sglang_mi300a.cli.main import main
 from sglang_mi300a.device import Accelerator
 from sglang_mi300a.errors import UserError
-from sglang_mi300a.kernel_cache import aiter_install, aiter_locks, key, needed, time_limits
+from sglang_mi300a.kernel_cache import (
+    aiter_builder,
+    aiter_install,
+    aiter_locks,
+    key,
+    needed,
+    time_limits,
+)
 from sglang_mi300a.kernel_cache.store import Store
 from tests.kernel_cache import standin_aiter
 from tests.kernel_cache.conftest import stored
@@ -41,9 +52,18 @@ def prepare(node, monkeypatch):
     """Return a function that prepares a launch, and ends each as its process would."""
     ends, said = [], []
     monkeypatch.setattr(atexit, "register", lambda call, *args: ends.append((call, args)))
-    yield lambda: serve_kernels.prepare(said.append, on_cpu=False)
-    for call, arguments in ends:
-        call(*arguments)
+
+    def call():
+        return serve_kernels.prepare(said.append, on_cpu=False)
+
+    def end():
+        while ends:
+            ended, arguments = ends.pop()
+            ended(*arguments)
+
+    call.end = end
+    yield call
+    end()
 
 
 def test_the_cpu_engine_has_no_aiter(tmp_path, monkeypatch):
@@ -75,14 +95,67 @@ def test_watchdog_and_health_check_wait_longer_by_what_is_to_be_compiled(prepare
     assert f"wait {extra_s} s longer" in " ".join(cold.said)
     store = Store(tmp_path / "store")
     store.check_writable()
-    for name in needed.names():
-        stored(store, node, name, standin_aiter.shared_object(name.encode()), f"{name}.so")
+    for row in needed.rows():
+        file = row.file.replace("*", "x") or f"{row.modules[0]}.so"
+        stored(store, node, row.name, standin_aiter.shared_object(row.name.encode()), file)
     template = standin_aiter.shared_object(b"paged decode")
     stored(store, node, "pa_ragged", template, "build/pa_ragged/lib.so")
     warm = prepare()
     assert (warm.to_compile, warm.watchdog_s(300)) == ((), 300)
     assert time_limits.HEALTH not in warm.environment
     assert len(warm.said) == 1
+
+
+def boot(prepared, package):
+    """Do what the AITER of a server does with each module it needs: build it where it is missing.
+
+    As AITER's own process, in the directory that the launch names.
+    """
+    environment = settings.child_environment(
+        {**prepared.environment, "GPU_ARCHS": "gfx942", "MAX_JOBS": "2"}
+    )
+    for row in needed.rows():
+        if not row.is_in(prepared.jit_dir):
+            asked = {
+                "package": str(package),
+                "module": row.modules[0],
+                "recipe": row.recipe,
+                "arguments": dict(row.arguments),
+            }
+            command = [sys.executable, "-m", aiter_builder.__name__, json.dumps(asked)]
+            subprocess.run(command, env=environment, check=True, capture_output=True)
+
+
+def test_a_cold_boot_compiles_all_the_next_one_nothing_and_nor_does_a_node_with_the_archive(
+    prepare, node, tmp_path, monkeypatch
+):
+    log = tmp_path / "compiled"
+    log.mkdir()
+    monkeypatch.setenv("STANDIN_LOG", str(log))
+    package = tmp_path / "opt/aiter"
+
+    def compiled_in_a_boot():
+        before = sum(len(path.read_text().splitlines()) for path in log.iterdir())
+        prepared = prepare()
+        boot(prepared, package)
+        prepare.end()
+        after = sum(len(path.read_text().splitlines()) for path in log.iterdir())
+        return after - before, prepared
+
+    count, cold = compiled_in_a_boot()
+    assert (count, len(cold.to_compile)) == (len(needed.names()), len(needed.names()) + 1)
+    count, warm = compiled_in_a_boot()
+    assert (count, warm.to_compile) == (0, (time_limits.FROM_TEMPLATES,))
+    archive = tmp_path / "kernels.tar.zst"
+    aiter = ["--aiter", str(package), "--no-gpu", "--arch", "gfx942", "--cus", "228"]
+    assert main(["kernel-cache", "build", *aiter]) == 0
+    assert main(["kernel-cache", "pack", str(archive), *aiter]) == 0
+    monkeypatch.setenv("SGLANG_MI300A_LOCAL_DIR", str(tmp_path / "another node"))
+    monkeypatch.setenv("SGLANG_MI300A_KERNEL_CACHE", str(tmp_path / "its store"))
+    assert main(["kernel-cache", "unpack", str(archive), *aiter]) == 0
+    count, packed = compiled_in_a_boot()
+    assert (count, packed.to_compile) == (0, (time_limits.FROM_TEMPLATES,))
+    assert f"{len(needed.names())} of {len(needed.names())} compiled ones" in packed.said[0]
 
 
 def test_a_directory_the_user_named_is_used_as_it_is(prepare, tmp_path, monkeypatch):

@@ -63,7 +63,7 @@ def cmdGenFunc_mha_batch_prefill(
     q: Tensor, k: Tensor, max_seqlen_q: int, dropout_p: float, is_causal: bool,
     out: Optional[Tensor] = None,
 ):
-    name = "mha_batch_prefill" + _mask(max_seqlen_q, is_causal)
+    name = "mha_batch_prefill_bf16_nlogits_nbias" + _mask(max_seqlen_q, is_causal)
     return {"md_name": name, "blob_gen_cmd": [f"{CK_DIR}/generate.py {name}"]}
 """
 

@@ -25,10 +25,12 @@ def test_every_needed_module_is_built_and_published_whole(builder, store, key, c
     assert store.problems(key.digest) == []
     # A variant has the name that AITER's own function gives.
     by_name = {outcome.name: outcome.module for outcome in outcomes}
-    assert by_name["batch-prefill-mask"] == "mha_batch_prefill_mask"
-    assert by_name["batch-prefill-nmask"] == "mha_batch_prefill_nmask"
+    assert by_name["batch-prefill-mask"] == "mha_batch_prefill_bf16_nlogits_nbias_mask"
+    assert by_name["batch-prefill-nmask"] == "mha_batch_prefill_bf16_nlogits_nbias_nmask"
     log = next((builder.local / "logs").glob("*batch-prefill-nmask.log")).read_text()
-    assert "compiling mha_batch_prefill_nmask for gfx942, ['ck/generate.py" in log
+    assert (
+        "compiling mha_batch_prefill_bf16_nlogits_nbias_nmask for gfx942, ['ck/generate.py" in log
+    )
 
 
 FEW = PLAIN[:2]  # each module costs a process
