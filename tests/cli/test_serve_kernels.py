@@ -129,6 +129,7 @@ def boot(prepared, package):
 def test_a_cold_boot_compiles_all_the_next_one_nothing_and_nor_does_a_node_with_the_archive(
     prepare, node, tmp_path, monkeypatch
 ):
+    pytest.importorskip("torch", reason="AITER's builds import it")
     log = tmp_path / "compiled"
     log.mkdir()
     monkeypatch.setenv("STANDIN_LOG", str(log))
