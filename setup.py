@@ -1,4 +1,4 @@
-"""Build the package: data that lies beside it in the tree, the launcher, and the gfx942 kernels.
+"""Build the package: data that lies beside it in the tree, native code, and the gfx942 kernels.
 
 See pyproject.toml too. Three variables steer a build:
 
@@ -50,7 +50,7 @@ def build_native(with_pybind: bool) -> native_build.Built:
 class Native(Command):
     """Compile into ``build/native`` of the tree."""
 
-    description = "compile the launcher and the kernels into the tree"
+    description = "compile the launcher, the host library and the kernels into the tree"
     user_options: list = []  # noqa: RUF012 - setuptools wants a list
 
     def initialize_options(self) -> None:
@@ -90,6 +90,8 @@ class BuildWithData(build_py):
                 shutil.copy(path, package / "code_objects")
             for path in built.launcher:
                 shutil.copy(path, package / "launcher")
+            (package / "host").mkdir()
+            shutil.copy(built.host, package / "host")
 
 
 class WithKernels(Distribution):
@@ -104,14 +106,15 @@ class PlatformWheel(bdist_wheel):
     """A wheel for one platform but every Python; for one Python if it has the pybind11 module."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        """Return Python, ABI and platform: the oldest glibc that the launcher's core runs with."""
+        """Return Python, ABI and platform: the oldest glibc that the libraries run with."""
         python, abi, platform = super().get_tag()
         if not HAS_KERNELS:
             return python, abi, platform
-        libraries, _ = native_build.build_launcher(ROOT, with_pybind=HAS_PYBIND)
+        launcher, _ = native_build.build_launcher(ROOT, with_pybind=HAS_PYBIND)
+        host, _ = native_build.build_host(ROOT)
         if not HAS_PYBIND:
             python, abi = "py3", "none"
-        return python, abi, native_build.wheel_platform(libraries)
+        return python, abi, native_build.wheel_platform([*launcher, host])
 
 
 class NamedInfo(egg_info):

@@ -153,10 +153,13 @@ def _work(name: str, source: Path, target: Path) -> dict[str, float]:
 
 def _timed(work: Callable[[], None]) -> dict[str, float]:
     before = _status_bytes("VmRSS")
-    begin = time.perf_counter()
+    begin, cpu = time.perf_counter(), time.process_time()
     work()
-    seconds = time.perf_counter() - begin
-    return {"seconds": seconds, "extra_rss_bytes": _status_bytes("VmHWM") - before}
+    return {
+        "seconds": time.perf_counter() - begin,
+        "cpu_seconds": time.process_time() - cpu,
+        "extra_rss_bytes": _status_bytes("VmHWM") - before,
+    }
 
 
 def _status_bytes(field: str) -> int:
@@ -311,6 +314,7 @@ class Bench:
     def __init__(self, say: Callable[[str], None]) -> None:
         self.say = say
         self.seconds: dict[str, list[float]] = {}
+        self.cpu_seconds: dict[str, list[float]] = {}
         self.extra_rss: dict[str, list[float]] = {}
         self.cache_left: dict[str, list[float]] = {}
         self.cold: list[float] = []
@@ -331,6 +335,7 @@ class Bench:
         row: dict[str, float] = json.loads(ran.stdout.splitlines()[-1])
         left = sum(map(resident_bytes, files)) / size
         self.seconds.setdefault(name, []).append(row["seconds"])
+        self.cpu_seconds.setdefault(name, []).append(row["cpu_seconds"])
         self.extra_rss.setdefault(name, []).append(row["extra_rss_bytes"])
         self.cache_left.setdefault(name, []).append(left)
         self.say(f"{name:<16} {row['seconds']:7.2f} s  {size / 1e9 / row['seconds']:5.2f} GB/s")
@@ -388,6 +393,10 @@ def measure(scratch: Path, args: argparse.Namespace, say: Callable[[str], None])
         "load_ratio_vs_raw": load / raw,
         "load_ratio_vs_raw_in_huge_pages": load / bench.median("raw-huge"),
         "shard_ratio_vs_copy": bench.median("shard") / bench.median("copy"),
+        "cpu_seconds_per_gb": {
+            name: statistics.median(bench.cpu_seconds[name]) / (output_bytes / 1e9)
+            for name in ("shard", "copy", "load-full")
+        },
         "extra_rss_mib_per_rank": max(bench.extra_rss["load-full"]) / 2**20,
         "cache_left_fraction": max(bench.cache_left["load-full"]),
         "shard_peak_rss_mib": max(row["peak_rss_bytes"] for row in shard_rows) / 2**20,
@@ -463,6 +472,7 @@ def main() -> int:
             *BARS,
             "load_ratio_vs_raw_in_huge_pages",
             "verify_cost_fraction",
+            "cpu_seconds_per_gb",
             "peers",
             "verdict",
             "raw_spread",

@@ -196,7 +196,8 @@ def compiled_folder(name: str) -> Path:
     """Return where compiled files lie.
 
     Args:
-        name: ``code_objects``, or ``launcher`` for the core and its bindings.
+        name: ``code_objects``; ``launcher`` for the core and its bindings; ``host`` for the
+            library of what runs on the host.
     """
     root = source_tree()
     return _PACKAGE / name if root is None else root / "build/native" / name

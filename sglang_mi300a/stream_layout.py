@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_mi300a import mxfp4
+from sglang_mi300a import mxfp4, stream_records
 from sglang_mi300a.errors import UserError
 from sglang_mi300a.layout import Bytes, ExpertTensor
 
@@ -126,21 +126,27 @@ def record_order(
         by_row = (items, ROWS, 2, slices, each, per_record)
         to_stream = (0, 3, 2, 4, 1, 5)
     by_record = tuple(by_row[part] for part in to_stream)
-    return RecordOrder(by_row, to_stream, by_record, tuple(_inverse(to_stream)))
+    return RecordOrder(by_row, to_stream, by_record, _inverse(to_stream))
 
 
-def _to_records(projection: str, rows: NDArray[Any], per_record: int, slices: int) -> Any:
-    """Return ``[records, 16, per_record]``: elements of ``[rows, elements]`` in stream order."""
+def _in_stream_order(
+    projection: str, rows: NDArray[Any], per_record: int, slices: int
+) -> NDArray[Any]:
+    """Return a view of ``[rows, elements]`` whose C order is the stream's.
+
+    Returns:
+        Six parts, the last two 16 rows and ``per_record`` elements of a record.
+    """
     num_rows, width = rows.shape
     order = record_order(projection, num_rows, slices, width // (slices * per_record), per_record)
-    ordered = rows.reshape(order.by_row).transpose(order.to_stream)
-    return np.ascontiguousarray(ordered).reshape(-1, ROWS, per_record)
+    ordered: NDArray[Any] = rows.reshape(order.by_row).transpose(order.to_stream)
+    return ordered
 
 
 def _from_records(
     projection: str, records: NDArray[Any], num_rows: int, slices: int
 ) -> NDArray[Any]:
-    """Return ``[rows, elements]``: the inverse of :func:`_to_records`."""
+    """Return ``[rows, elements]``: the inverse of :func:`_in_stream_order`."""
     per_record = records.shape[2]
     each = records.shape[0] * ROWS // (num_rows * slices)
     order = record_order(projection, num_rows, slices, each, per_record)
@@ -176,11 +182,21 @@ def stored_bit(block: int, value: int, bit: int) -> int:
     return merged if merged % 16 in (0, 1, 9, 10) else 32 + merged - 2
 
 
-def _stored_bits() -> list[int]:
+@lru_cache(maxsize=1)
+def _stored_bits() -> tuple[int, ...]:
     """Return, for each of the 64 bits of two blocks' codes in order of K, where it is stored."""
-    return [
+    return tuple(
         stored_bit(block, value, bit) for block in (0, 1) for value in range(8) for bit in range(4)
-    ]
+    )
+
+
+@lru_cache(maxsize=1)
+def _moves() -> tuple[tuple[int, int], ...]:
+    """Return the same as (mask, distance to the left) of the bits that move alike."""
+    masks: dict[int, int] = {}
+    for source, target in enumerate(_stored_bits()):
+        masks[target - source] = masks.get(target - source, 0) | 1 << source
+    return tuple((mask, left_by) for left_by, mask in masks.items())
 
 
 @lru_cache(maxsize=4)
@@ -200,23 +216,28 @@ def code_tables() -> NDArray[np.uint64]:
     Entry ``[q, v]`` holds the bits that 16-bit quarter ``q`` of the 64 stored bits contributes when
     its value is ``v``; the four contributions joined by "or" are the codes of two blocks along K.
     """
-    return _bit_tables(tuple(_inverse(_stored_bits())))
+    return _bit_tables(_inverse(_stored_bits()))
 
 
-def _permuted(words: NDArray[np.uint64], targets: Sequence[int]) -> NDArray[np.uint64]:
-    tables = _bit_tables(tuple(targets))
+def _permuted(words: NDArray[np.uint64], targets: tuple[int, ...]) -> NDArray[np.uint64]:
+    """Return the words with bit i of each moved to ``targets[i]``, C-contiguous."""
+    tables = _bit_tables(targets)
     quarters = np.ascontiguousarray(words).view(np.uint16).reshape(*words.shape, 4)
-    result: NDArray[np.uint64] = tables[0][quarters[..., 0]]
+    result = np.empty(words.shape, np.uint64)
+    part = np.empty(words.shape, np.uint64)
+    # No index is out of bounds: "wrap" is the mode that writes to `out` without a buffer between.
+    np.take(tables[0], quarters[..., 0], out=result, mode="wrap")
     for k in range(1, 4):
-        result |= tables[k][quarters[..., k]]
+        np.take(tables[k], quarters[..., k], out=part, mode="wrap")
+        result |= part
     return result
 
 
-def _inverse(targets: Sequence[int]) -> list[int]:
+def _inverse(targets: Sequence[int]) -> tuple[int, ...]:
     result = [0] * len(targets)
     for source, target in enumerate(targets):
         result[target] = source
-    return result
+    return tuple(result)
 
 
 # -- MXFP4 --------------------------------------------------------------------------------------
@@ -242,17 +263,25 @@ def split_mxfp4(projection: str, packed: Bytes, scales: Bytes) -> Bytes:
     k = 2 * half_k
     slices = num_slices(projection, k)
     blocks = RECORD_K // mxfp4.BLOCK
-    words = np.ascontiguousarray(packed).view(np.uint32)
-    by_row = _to_records(projection, words, blocks * _LANE_GROUPS, slices)
-    by_lane = by_row.reshape(-1, ROWS, blocks, _LANE_GROUPS).transpose(0, 3, 1, 2)
-    pairs = np.ascontiguousarray(by_lane).view(np.uint64)
-    stream = np.empty((by_row.shape[0], RECORD_BYTES), np.uint8)
-    stream[:, :SCALE_BYTES] = _to_records(projection, scales, blocks, slices).reshape(
-        -1, SCALE_BYTES
-    )
+    rows = np.ascontiguousarray(packed)
+    codes = _in_stream_order(projection, rows, RECORD_K // 2, slices)
+    of_codes = _in_stream_order(projection, np.ascontiguousarray(scales), blocks, slices)
+    records = np.empty((num_rows * k // (ROWS * RECORD_K), RECORD_BYTES), np.uint8)
+    if stream_records.is_built():
+        stream_records.write(codes, of_codes, _moves(), records)
+    else:
+        _write_records(codes, of_codes, records)
+    return records.reshape(-1)
+
+
+def _write_records(codes: Bytes, scales: Bytes, records: Bytes) -> None:
+    """Do what :func:`stream_records.write` does, in NumPy."""
+    blocks = RECORD_K // mxfp4.BLOCK
+    words = np.ascontiguousarray(codes).view(np.uint32).reshape(-1, ROWS, blocks, _LANE_GROUPS)
+    pairs = np.ascontiguousarray(words.transpose(0, 3, 1, 2)).view(np.uint64)
     stored = _permuted(pairs, _stored_bits())
-    stream[:, SCALE_BYTES:] = stored.view(np.uint8).reshape(-1, CODE_BYTES)
-    return stream.reshape(-1)
+    records[:, :SCALE_BYTES] = np.ascontiguousarray(scales).reshape(-1, SCALE_BYTES)
+    records[:, SCALE_BYTES:] = stored.view(np.uint8).reshape(-1, CODE_BYTES)
 
 
 def join_mxfp4(projection: str, stream: Bytes, num_rows: int, k: int) -> tuple[Bytes, Bytes]:
@@ -310,8 +339,8 @@ def split_bf16(projection: str, weights: Bytes) -> Bytes:
     k = row_bytes // _BF16_BYTES
     slices = num_slices(projection, k, BF16_RECORD_K)
     lanes = np.ascontiguousarray(weights).view(np.complex128)  # a lane's 16 bytes, moved as one
-    by_row = _to_records(projection, lanes, _LANE_GROUPS, slices)
-    by_lane = np.ascontiguousarray(by_row.transpose(0, 2, 1))
+    by_row = _in_stream_order(projection, lanes, _LANE_GROUPS, slices)
+    by_lane = np.ascontiguousarray(by_row.swapaxes(-1, -2))
     return by_lane.view(np.uint8).reshape(-1)
 
 

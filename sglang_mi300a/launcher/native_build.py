@@ -1,4 +1,4 @@
-"""Build what of this package is compiled: the launcher's core, its pybind11 module, the kernels.
+"""Build what is compiled: the launcher's core, its pybind11 module, host code, the kernels.
 
 All goes to ``build/native`` of the source tree, which git ignores; an editable install finds it
 there, and a wheel is given copies. What is as new as its sources and its compiler is left alone.
@@ -30,6 +30,9 @@ PYBIND_MODULE = "pybind_module"
 PYBIND_FILE = PYBIND_MODULE + str(sysconfig.get_config_var("EXT_SUFFIX"))
 
 CORE_SOURCES = ("launcher.cpp", "hip_runtime.cpp")
+
+HOST_FILE = "libsglang_mi300a_host.so"
+HOST_SOURCES = ("stream_records.cpp",)
 CXX_FLAGS = (
     "-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra",
     "-Wl,-z,defs", "-s",
@@ -46,11 +49,13 @@ class Built:
     Attributes:
         code_objects: A code object and its record for each room that has kernels.
         launcher: The core, and the pybind11 module where it was asked for.
+        host: The library of what runs on the host.
         made: Names of those that were not there, or not fresh.
     """
 
     code_objects: tuple[Path, ...]
     launcher: tuple[Path, ...]
+    host: Path
     made: tuple[str, ...]
 
 
@@ -66,8 +71,9 @@ def build_tree(root: Path, *, with_pybind: bool, clang: str | None = None) -> Bu
         UserError: A compiler is missing, or refuses a source.
     """
     launcher, made = build_launcher(root, with_pybind=with_pybind)
-    kernels, more = build_kernels(root, clang)
-    return Built(tuple(kernels), tuple(launcher), (*made, *more))
+    host, host_made = build_host(root)
+    kernels, kernels_made = build_kernels(root, clang)
+    return Built(tuple(kernels), tuple(launcher), host, (*made, *host_made, *kernels_made))
 
 
 def build_launcher(root: Path, *, with_pybind: bool) -> tuple[list[Path], list[str]]:
@@ -81,6 +87,16 @@ def build_launcher(root: Path, *, with_pybind: bool) -> tuple[list[Path], list[s
         if with_pybind and build_pybind(csrc, module, core):
             made.append(module.name)
     return [core, module] if with_pybind else [core], made
+
+
+def build_host(root: Path) -> tuple[Path, list[str]]:
+    """Build the library of what runs on the host; as :func:`build_tree`."""
+    folder, path = root / "csrc/host", root / "build/native/host" / HOST_FILE
+    sources = [str(folder / name) for name in HOST_SOURCES]
+    flags = [*CXX_FLAGS, "-O3", f"-Wl,-soname,{HOST_FILE}"]
+    with _one_at_a_time(root / "build/native"):
+        made = _compile(sources, path, flags, _headers_and(folder, HOST_SOURCES), [])
+    return path, [path.name] if made else []
 
 
 def build_kernels(root: Path, clang: str | None = None) -> tuple[list[Path], list[str]]:
@@ -204,7 +220,7 @@ def _cxx() -> str:
         if found := shutil.which(name):
             return found
     raise UserError(
-        "building the launcher",
+        "building the launcher and the host library",
         found=f"none of {', '.join(_CXX_NAMES)}",
         allowed="a C++17 compiler",
         do="install g++, or set SGLANG_MI300A_NO_KERNELS=1 for a package without kernels",

@@ -107,17 +107,19 @@ def test_a_clang_without_the_amdgpu_target_is_passed_over(monkeypatch, tmp_path,
 @pytest.fixture
 def tree(csrc):
     """A source tree whose only room is the sample."""
-    shutil.copytree(repository.ROOT / "csrc/launcher", csrc / "launcher")
+    for name in ("launcher", "host"):
+        shutil.copytree(repository.ROOT / "csrc" / name, csrc / name)
     return csrc.parent
 
 
 def test_only_what_changed_is_built_again(tree):
-    everything = [native_build.CORE_FILE, "sample.gfx942.co"]
+    everything = [native_build.CORE_FILE, native_build.HOST_FILE, "sample.gfx942.co"]
     assert list(native_build.build_tree(tree, with_pybind=False).made) == everything
     assert native_build.build_tree(tree, with_pybind=False).made == ()
     for changed, made in {
         "csrc/sample/threads.h": "sample.gfx942.co",
         "csrc/launcher/launcher.h": native_build.CORE_FILE,
+        "csrc/host/stream_records.cpp": native_build.HOST_FILE,
     }.items():
         with (tree / changed).open("a") as file:
             file.write("// changed\n")

@@ -19,7 +19,7 @@ from tests.package.test_other_pythons import interpreter
 
 NEEDED = (
     *("setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"),
-    *("sglang_mi300a/", "csrc/launcher/", "patches/", "tuning_tables/"),
+    *("sglang_mi300a/", "csrc/launcher/", "csrc/host/", "patches/", "tuning_tables/"),
 )
 # What the standard library, and so a wheel for many Linuxes, may rely on.
 SYSTEM_LIBRARIES = {"libstdc++.so.6", "libgcc_s.so.1", "libc.so.6", "libm.so.6", "libdl.so.2"}
@@ -29,7 +29,7 @@ SYSTEM_LIBRARIES = {"libstdc++.so.6", "libgcc_s.so.1", "libc.so.6", "libm.so.6",
 def tree(tmp_path_factory, launcher_folder):
     """This repository's files that make a wheel, with the sample as the only room.
 
-    The launcher is built already, as it is here; nothing of it is in the files.
+    Launcher and host library are built already, as here; nothing of them is in the files.
     """
     root = tmp_path_factory.mktemp("tree")
     for name in repository.files():
@@ -38,6 +38,8 @@ def tree(tmp_path_factory, launcher_folder):
             shutil.copy(repository.ROOT / name, root / name)
     shutil.copytree(sample.CSRC / sample.ROOM, root / "csrc" / sample.ROOM)
     shutil.copytree(launcher_folder, root / "build/native/launcher")
+    host, _ = native_build.build_host(repository.ROOT)
+    shutil.copytree(host.parent, root / "build/native/host")
     return root
 
 
@@ -85,6 +87,7 @@ def test_one_wheel_is_for_every_python_and_holds_core_and_kernels(built):
     assert re.fullmatch(rf"sglang_mi300a-{version}-py3-none-manylinux_2_\d+_x86_64.whl", built.name)
     assert compiled_files(built) == {
         "sglang_mi300a/code_objects/sample.gfx942.co",
+        f"sglang_mi300a/host/{native_build.HOST_FILE}",
         f"sglang_mi300a/launcher/{native_build.CORE_FILE}",
     }
 
@@ -100,18 +103,19 @@ def test_the_wheels_kernels_are_the_trees(built):
     ]
 
 
-def test_the_platform_tag_is_the_oldest_glibc_that_the_core_runs_with(built, unpacked):
-    core = unpacked / "sglang_mi300a/launcher" / native_build.CORE_FILE
+def test_the_platform_tag_is_the_oldest_glibc_that_the_libraries_run_with(built, unpacked):
     tagged = int(re.search(r"manylinux_2_(\d+)_", built.name)[1])
     readelf = shutil.which("readelf") or "llvm-readelf-19"
-    dynamic = subprocess.run(
-        [readelf, "-dV", core], capture_output=True, text=True, check=True
-    ).stdout
-    assert max(map(int, re.findall(r"GLIBC_2\.(\d+)", dynamic))) == tagged
-    needed = re.findall(r"NEEDED.*\[(.+)\]", dynamic)
-    assert needed
-    assert set(needed) <= SYSTEM_LIBRARIES
-    assert not re.search(r"RPATH|RUNPATH", dynamic)
+    wanted, needed = [], set()
+    for name in (f"launcher/{native_build.CORE_FILE}", f"host/{native_build.HOST_FILE}"):
+        command = [readelf, "-dV", unpacked / "sglang_mi300a" / name]
+        dynamic = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        wanted += map(int, re.findall(r"GLIBC_2\.(\d+)", dynamic))
+        needed |= set(re.findall(r"NEEDED.*\[(.+)\]", dynamic))
+        assert not re.search(r"RPATH|RUNPATH", dynamic)
+    assert max(wanted) == tagged
+    assert "libc.so.6" in needed
+    assert needed <= SYSTEM_LIBRARIES
 
 
 def test_auditwheel_agrees_with_the_tag(built):
@@ -208,8 +212,10 @@ def test_building_into_the_tree_says_what_it_compiled_and_only_that(tree):
     setup(tree, "native")
     assert setup(tree, "native").stdout == ""
     (tree / "build/native/launcher" / native_build.CORE_FILE).unlink()
+    (tree / "build/native/host" / native_build.HOST_FILE).unlink()
     (tree / "build/native/code_objects/sample.gfx942.co").unlink()
     assert setup(tree, "native").stdout.splitlines() == [
         f"compiled {native_build.CORE_FILE}",
+        f"compiled {native_build.HOST_FILE}",
         "compiled sample.gfx942.co",
     ]

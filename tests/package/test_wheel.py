@@ -40,6 +40,7 @@ def test_the_wheel_holds_the_package_and_the_data_folders_and_nothing_else(built
         "sglang_mi300a/code_objects/gemm.gfx942.json",
         "sglang_mi300a/code_objects/moe.gfx942.co",
         "sglang_mi300a/code_objects/moe.gfx942.json",
+        "sglang_mi300a/host/libsglang_mi300a_host.so",
         "sglang_mi300a/launcher/libsglang_mi300a_launcher.so",
     }
     inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
