@@ -466,10 +466,11 @@ def markdown(result: dict[str, Any]) -> str:
     ours = result["extra_rss_mib_per_rank"] / 1024
     theirs = [peer["extra_rss_mib"] / 1024 for peer in result["peers"].values()]
     cpu = result["cpu_seconds_per_gb"]
+    size = result["artifact_bytes"] / 1e9
     lines += [
         "",
-        f"The loader checks every byte and needs {ours:.2f} GiB where the peers take "
-        f"{min(theirs):.1f} to {max(theirs):.1f}.",
+        f"{size:.1f} GB, {size / result['tp']:.1f} GB a rank. The loader checks every byte and "
+        f"needs {ours:.2f} GiB where the peers take {min(theirs):.1f} to {max(theirs):.1f}.",
         f"Of a core it takes {cpu['load-full']:.2f} s a GB, `shard-weights` {cpu['shard']:.2f} s, "
         f"the copy {cpu['copy']:.2f} s.",
     ]

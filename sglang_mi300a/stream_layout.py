@@ -263,14 +263,14 @@ def split_mxfp4(projection: str, packed: Bytes, scales: Bytes) -> Bytes:
     k = 2 * half_k
     slices = num_slices(projection, k)
     blocks = RECORD_K // mxfp4.BLOCK
-    rows = np.ascontiguousarray(packed)
-    codes = _in_stream_order(projection, rows, RECORD_K // 2, slices)
-    of_codes = _in_stream_order(projection, np.ascontiguousarray(scales), blocks, slices)
+    packed, scales = np.ascontiguousarray(packed), np.ascontiguousarray(scales)
+    codes = _in_stream_order(projection, packed, RECORD_K // 2, slices)
+    their_scales = _in_stream_order(projection, scales, blocks, slices)
     records = np.empty((num_rows * k // (ROWS * RECORD_K), RECORD_BYTES), np.uint8)
     if stream_records.is_built():
-        stream_records.write(codes, of_codes, _moves(), records)
+        stream_records.write(codes, their_scales, _moves(), records)
     else:
-        _write_records(codes, of_codes, records)
+        _write_records(codes, their_scales, records)
     return records.reshape(-1)
 
 

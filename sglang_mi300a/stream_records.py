@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,13 @@ def _function() -> ctypes._NamedFuncPointer | None:
     return function
 
 
+@functools.cache
+def _as_array(moves: tuple[tuple[int, int], ...]) -> ctypes.Array[_Move]:
+    if any(abs(left_by) > 63 for _, left_by in moves):
+        raise ValueError(f"moves {moves}: a word has 64 bits")
+    return (_Move * len(moves))(*(_Move(*move) for move in moves))
+
+
 def is_built() -> bool:
     """Return whether the native code is there; a package without kernels has none.
 
@@ -70,7 +77,7 @@ def is_built() -> bool:
 def write(
     codes: NDArray[np.uint8],
     scales: NDArray[np.uint8],
-    moves: Sequence[tuple[int, int]],
+    moves: tuple[tuple[int, int], ...],
     records: NDArray[np.uint8],
 ) -> None:
     """Write records; :func:`is_built` must be true.
@@ -91,14 +98,16 @@ def write(
         len(outer) != _NUM_OUTER
         or (rows, width) != (_ROWS, _CODE_BYTES)
         or scales.shape != (*outer, _ROWS, _SCALE_BYTES)
-        or records.shape != (int(np.prod(outer)), _RECORD_BYTES)
+        or records.shape != (math.prod(outer), _RECORD_BYTES)
         or {codes.dtype, scales.dtype, records.dtype} != {np.dtype(np.uint8)}
         or (codes.strides[-1], scales.strides[-1]) != (1, 1)
         or not records.flags.c_contiguous
         or not records.flags.writeable
-        or any(abs(left_by) > 63 for _, left_by in moves)
     ):
-        raise ValueError(f"codes {codes.shape}, scales {scales.shape}, records {records.shape}")
+        raise ValueError(
+            f"codes {codes.dtype} {codes.shape}, scales {scales.dtype} {scales.shape}, "
+            f"records {records.dtype} {records.shape}: not as write() takes them"
+        )
     function = _function()
     if function is None:
         raise ValueError("the native code was not built")
@@ -107,7 +116,7 @@ def write(
         ctypes.byref(order),
         codes.ctypes.data,
         scales.ctypes.data,
-        (_Move * len(moves))(*(_Move(*move) for move in moves)),
+        _as_array(moves),
         len(moves),
         records.ctypes.data,
     )

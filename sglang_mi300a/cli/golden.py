@@ -162,7 +162,7 @@ def _token_rows(model: Path, texts: Sequence[str], length: int) -> list[list[int
     try:
         tokenizer = AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:
-        raise _no_tokenizer(model, str(error).splitlines()[0]) from error
+        raise _no_tokenizer(model, str(error).partition("\n")[0]) from error
     rows = []
     for text in texts:
         tokens = tokenizer(text, add_special_tokens=False)["input_ids"]

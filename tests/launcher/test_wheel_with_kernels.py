@@ -167,6 +167,25 @@ def test_the_wheel_launches_on_each_python(unpacked, tmp_path, version):
     assert "HIP error 801 (hipErrorNotSupported)" in error
 
 
+def test_the_wheels_host_library_is_found_and_makes_records(unpacked, tmp_path):
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c"),
+            "import numpy; from sglang_mi300a import stream_layout, stream_records; "
+            "stream_layout.split_mxfp4('w2', numpy.ones((32, 64), numpy.uint8), "
+            "numpy.ones((32, 4), numpy.uint8)); "
+            "print(stream_records.is_built(), stream_records.__file__)",
+        ],
+        env={"PYTHONPATH": str(unpacked), "PATH": os.environ["PATH"]},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True", str(unpacked / "sglang_mi300a/stream_records.py")]
+
+
 def test_a_wheel_without_kernels_says_so_and_needs_no_compiler(tree, tmp_path):
     path = wheel(tree, tmp_path, SGLANG_MI300A_NO_KERNELS="1", SGLANG_MI300A_CLANG="/nowhere/clang")
     assert path.name == f"sglang_mi300a-{shipped.version()}+nokernels-py3-none-any.whl"
